@@ -27,7 +27,9 @@ Run = Callable[..., Result]
 
 
 @pytest.fixture
-def at_command(shared_postgres: PostgresStorage, postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> PostgresStorage:
+def configured_journal(
+    shared_postgres: PostgresStorage, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> PostgresStorage:
     """An empty backlog that the configuration names, by the database's own clock."""
     for name in ("DATABASE_URL", "SQUID_CLAIM_TOKEN", "SQUID_BACKLOG_STRICT"):
         monkeypatch.delenv(name, raising=False)
@@ -38,9 +40,9 @@ def at_command(shared_postgres: PostgresStorage, postgres_url: str, monkeypatch:
 
 
 @pytest.fixture
-def squid(at_command: PostgresStorage) -> Run:
+def squid(configured_journal: PostgresStorage) -> Run:
     """Run a command in this process, which spares an interpreter."""
-    del at_command
+    del configured_journal
     return lambda *arguments: CliRunner().invoke(main, ["backlog", *arguments])
 
 
@@ -97,13 +99,13 @@ def said(result: Result) -> Any:
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
 def test_what_is_wrong_is_told_in_one_line_and_nothing_changes(
-    squid: Run, at_command: PostgresStorage, arguments: list[str], code: int, message: str
+    squid: Run, configured_journal: PostgresStorage, arguments: list[str], code: int, message: str
 ) -> None:
     # given a card and one that depends on it
-    backlog = Backlog(at_command)
+    backlog = Backlog(configured_journal)
     backlog.create("A", "a")
     backlog.create("C", "c", depends_on=["A"])
-    before = at_command.revision(BACKLOG_THREAD)
+    before = configured_journal.revision(BACKLOG_THREAD)
     # when a command makes no sense, then it says so on stderr, in one line
     result = squid(*arguments)
     assert (result.exit_code, result.stdout) == (code, "")
@@ -117,7 +119,7 @@ def test_what_is_wrong_is_told_in_one_line_and_nothing_changes(
     assert list(error) == ["error", "message", "exit_code"]
     assert error["exit_code"] == code
     assert message in error["message"]
-    assert at_command.revision(BACKLOG_THREAD) == before
+    assert configured_journal.revision(BACKLOG_THREAD) == before
 
 
 def test_without_a_database_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,9 +224,9 @@ def test_the_token_can_come_from_the_environment(squid: Run, monkeypatch: pytest
 
 
 @pytest.fixture
-def shell(at_command: PostgresStorage, tmp_path: Path) -> dict[str, str]:
+def shell(configured_journal: PostgresStorage, tmp_path: Path) -> dict[str, str]:
     """An environment in which `squid` is there, and so is `mosaic`, whose `fleet` commands it answers."""
-    del at_command
+    del configured_journal
     for name, passed in (("squid", '"$@"'), ("mosaic", '"${@:2}"')):
         script = tmp_path / name
         script.write_text(
@@ -248,10 +250,12 @@ def test_the_session_of_the_seed_runs_as_written(shell: dict[str, str]) -> None:
     assert json.loads(reclaimed) == []
 
 
-def test_a_pipe_that_is_closed_early_leaves_no_traceback(shell: dict[str, str], at_command: PostgresStorage) -> None:
-    fixture = Backlog(at_command)
+def test_a_pipe_that_is_closed_early_leaves_no_traceback(
+    shell: dict[str, str], configured_journal: PostgresStorage
+) -> None:
+    backlog = Backlog(configured_journal)
     for number in range(30):
-        fixture.create(f"c{number}", "x" * 900, body="y" * 9000)
+        backlog.create(f"c{number}", "x" * 900, body="y" * 9000)
     command = "set -o pipefail; squid backlog list --json | head -c 10"
     done = subprocess.run(["bash", "-c", command], env=shell, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode != 0, done.stdout) == (True, '[{"id": "c')

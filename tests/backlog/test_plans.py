@@ -32,7 +32,7 @@ _MORE: LiteralString = """
 
 
 @pytest.fixture(scope="module")
-def crowded(postgres_url: str, schema_names: Iterator[str]) -> Iterator[PostgresStorage]:
+def large_backlog(postgres_url: str, schema_names: Iterator[str]) -> Iterator[PostgresStorage]:
     """A backlog with a few cards that can be claimed, and fifteen thousand that cannot."""
     storage = PostgresStorage(postgres_url, next(schema_names), clock=VirtualClock(t(60)))
     storage.upgrade()
@@ -75,26 +75,26 @@ def _claim(connection: psycopg.Connection[Any], storage: PostgresStorage, phase:
 
 
 @pytest.mark.parametrize("phase", [None, "M1"])
-def test_a_claim_reads_few_cards_whatever_else_is_there(crowded: PostgresStorage, phase: str | None) -> None:
-    with raw(crowded) as connection:
+def test_a_claim_reads_few_cards_whatever_else_is_there(large_backlog: PostgresStorage, phase: str | None) -> None:
+    with raw(large_backlog) as connection:
         for _ in range(10):  # often enough that the statements inside switch to their generic plans
-            reads = _claim(connection, crowded, phase)
+            reads = _claim(connection, large_backlog, phase)
             assert reads.answer["card"] is not None
             assert reads.seq_scans == 0
             assert reads.rows <= 12
 
 
-def test_a_claim_that_finds_nothing_reads_almost_nothing(crowded: PostgresStorage) -> None:
-    with raw(crowded) as connection:
-        reads = _claim(connection, crowded, "another phase")
+def test_a_claim_that_finds_nothing_reads_almost_nothing(large_backlog: PostgresStorage) -> None:
+    with raw(large_backlog) as connection:
+        reads = _claim(connection, large_backlog, "another phase")
     assert (reads.answer["card"], reads.seq_scans) == (None, 0)
     assert reads.rows <= 2
 
 
-def test_completing_reads_the_card_and_those_that_wait_for_it(crowded: PostgresStorage) -> None:
-    locking = crowded.sql("SELECT {schema}.lock_cards(0, %s, NULL, NULL, false, true)")
-    putting = crowded.sql(store_module._PUT)
-    with raw(crowded) as connection:
+def test_completing_reads_the_card_and_those_that_wait_for_it(large_backlog: PostgresStorage) -> None:
+    locking = large_backlog.sql("SELECT {schema}.lock_cards(0, %s, NULL, NULL, false, true)")
+    putting = large_backlog.sql(store_module._PUT)
+    with raw(large_backlog) as connection:
         for statement, values in ((locking, (["c0"],)), (putting, (None, None, ["c0"]))):
             for _ in range(10):
                 reads = _call(connection, statement, values)
@@ -102,8 +102,8 @@ def test_completing_reads_the_card_and_those_that_wait_for_it(crowded: PostgresS
                 assert reads.rows <= 4
 
 
-def test_the_statements_take_the_indexes_that_are_named_beside_them(crowded: PostgresStorage) -> None:
-    with raw(crowded) as connection:
+def test_the_statements_take_the_indexes_that_are_named_beside_them(large_backlog: PostgresStorage) -> None:
+    with raw(large_backlog) as connection:
         for text, values, index in (
             (store_module._FIND, ("a",), "backlog_pkey"),
             (store_module._HISTORY, ("a",), "journal_entries_card"),
@@ -118,7 +118,7 @@ def test_the_statements_take_the_indexes_that_are_named_beside_them(crowded: Pos
                 "backlog_leases",
             ),
         ):
-            plan = explain(connection, crowded.sql(text), values)
+            plan = explain(connection, large_backlog.sql(text), values)
             assert index in {scan.by for scan in plan.scans}, text
             assert plan.blocks < 60, text
-    assert crowded.revision(BACKLOG_THREAD) >= 7
+    assert large_backlog.revision(BACKLOG_THREAD) >= 7

@@ -59,7 +59,7 @@ def data_dir(home: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def used() -> Iterator[Path]:
+def used_directory() -> Iterator[Path]:
     """The data directory of a server that ran once; shared, because initdb takes longer than most tests."""
     with open_directory() as path:
         server = EmbeddedPostgres(path / "data")
@@ -69,17 +69,17 @@ def used() -> Iterator[Path]:
 
 
 @pytest.fixture
-def stopped(used: Path) -> Iterator[EmbeddedPostgres]:
+def stopped_server(used_directory: Path) -> Iterator[EmbeddedPostgres]:
     """A server that was started and stopped."""
-    yield EmbeddedPostgres(used)
-    EmbeddedPostgres(used).stop()
+    yield EmbeddedPostgres(used_directory)
+    EmbeddedPostgres(used_directory).stop()
 
 
 @pytest.fixture
-def server(stopped: EmbeddedPostgres) -> EmbeddedPostgres:
+def server(stopped_server: EmbeddedPostgres) -> EmbeddedPostgres:
     """A running server."""
-    stopped.ensure_running()
-    return stopped
+    stopped_server.ensure_running()
+    return stopped_server
 
 
 @pytest.fixture

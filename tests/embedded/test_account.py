@@ -68,7 +68,9 @@ def test_an_ordinary_user_is_kept_out_of_the_data_of_another(home: Path, ordinar
     assert f"{foreign} belongs to uid 0, this process is uid {UNPRIVILEGED_ID}" in done.stderr
 
 
-def test_the_server_sees_nothing_of_our_environment(stopped: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_sees_nothing_of_our_environment(
+    stopped_server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SQUID_DATABASE_PASSWORD", "hunter2")
-    stopped.ensure_running()
-    assert b"hunter2" not in Path(f"/proc/{stopped.status().pid}/environ").read_bytes()
+    stopped_server.ensure_running()
+    assert b"hunter2" not in Path(f"/proc/{stopped_server.status().pid}/environ").read_bytes()

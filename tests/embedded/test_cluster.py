@@ -18,9 +18,9 @@ from tests.embedded.conftest import STARTER, Start
 
 
 @pytest.fixture
-def stranger(stopped: EmbeddedPostgres) -> Iterator["subprocess.Popen[bytes]"]:
+def other_process(stopped_server: EmbeddedPostgres) -> Iterator["subprocess.Popen[bytes]"]:
     """A live process of the server's user that has nothing to do with it."""
-    uid = account_for(stopped.data_dir / "pgdata").uid
+    uid = account_for(stopped_server.data_dir / "pgdata").uid
     with subprocess.Popen(["sleep", "60"], user=None if uid == os.geteuid() else uid) as process:
         yield process
         process.kill()
@@ -36,31 +36,31 @@ def _leave_behind(server: EmbeddedPostgres, pid: int) -> None:
 
 
 def test_a_pid_file_whose_number_now_belongs_to_another_process_does_not_stop_a_start(
-    stopped: EmbeddedPostgres, stranger: "subprocess.Popen[bytes]"
+    stopped_server: EmbeddedPostgres, other_process: "subprocess.Popen[bytes]"
 ) -> None:
-    _leave_behind(stopped, stranger.pid)
-    assert stopped.stop() is False
-    stopped.ensure_running()
-    assert stranger.poll() is None
+    _leave_behind(stopped_server, other_process.pid)
+    assert stopped_server.stop() is False
+    stopped_server.ensure_running()
+    assert other_process.poll() is None
 
 
 def test_a_pid_file_whose_number_belongs_to_a_zombie_does_not_stop_a_start(
-    stopped: EmbeddedPostgres, stranger: "subprocess.Popen[bytes]"
+    stopped_server: EmbeddedPostgres, other_process: "subprocess.Popen[bytes]"
 ) -> None:
-    os.kill(stranger.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, stranger.pid, os.WEXITED | os.WNOWAIT)  # dead, and not reaped
-    _leave_behind(stopped, stranger.pid)
-    stopped.ensure_running()
+    os.kill(other_process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, other_process.pid, os.WEXITED | os.WNOWAIT)  # dead, and not reaped
+    _leave_behind(stopped_server, other_process.pid)
+    stopped_server.ensure_running()
 
 
 @pytest.mark.parametrize("rubbish", ["", "not a number\n", "-1\n", "99999999999999999999\n"])
-def test_a_damaged_pid_file_does_not_stop_a_start(stopped: EmbeddedPostgres, rubbish: str) -> None:
-    (stopped.data_dir / "pgdata" / "postmaster.pid").write_text(rubbish)
-    stopped.ensure_running()
+def test_a_damaged_pid_file_does_not_stop_a_start(stopped_server: EmbeddedPostgres, rubbish: str) -> None:
+    (stopped_server.data_dir / "pgdata" / "postmaster.pid").write_text(rubbish)
+    stopped_server.ensure_running()
 
 
-def test_a_server_that_somebody_started_by_hand_is_left_alone(stopped: EmbeddedPostgres, home: Path) -> None:
-    pgdata, elsewhere = stopped.data_dir / "pgdata", home / "elsewhere"
+def test_a_server_that_somebody_started_by_hand_is_left_alone(stopped_server: EmbeddedPostgres, home: Path) -> None:
+    pgdata, elsewhere = stopped_server.data_dir / "pgdata", home / "elsewhere"
     account = account_for(pgdata)
     elsewhere.mkdir(mode=0o700)
     shutil.chown(elsewhere, account.uid, account.gid)
@@ -70,7 +70,7 @@ def test_a_server_that_somebody_started_by_hand_is_left_alone(stopped: EmbeddedP
     )
     account.run(["/bin/sh", "-c", by_hand], output=subprocess.DEVNULL)
     with pytest.raises(EmbeddedUnavailable, match=r'lock file "postmaster.pid" already exists'):
-        stopped.ensure_running()
+        stopped_server.ensure_running()
     with psycopg.connect(host=str(elsewhere), user="postgres", dbname="postgres") as connection:
         assert connection.execute("select 1").fetchone() == (1,)
 
@@ -109,32 +109,32 @@ def test_the_rubbish_of_an_unfinished_cluster_is_removed(data_dir: Path) -> None
     assert not (data_dir / "pgdata.new").exists()
 
 
-def test_a_server_that_cannot_start_shows_the_end_of_its_log(stopped: EmbeddedPostgres) -> None:
-    configuration = stopped.data_dir / "pgdata" / "postgresql.auto.conf"
+def test_a_server_that_cannot_start_shows_the_end_of_its_log(stopped_server: EmbeddedPostgres) -> None:
+    configuration = stopped_server.data_dir / "pgdata" / "postgresql.auto.conf"
     before = configuration.read_text()
     configuration.write_text("no_such_setting = 1\n")
     with pytest.raises(
         EmbeddedUnavailable, match=r'did not start: .*unrecognized configuration parameter "no_such_set'
     ):
-        stopped.ensure_running()
+        stopped_server.ensure_running()
     configuration.write_text(before)
-    assert not stopped.status().running
+    assert not stopped_server.status().running
 
 
-def test_a_damaged_cluster_is_named(stopped: EmbeddedPostgres) -> None:
-    version = stopped.data_dir / "pgdata" / "PG_VERSION"
+def test_a_damaged_cluster_is_named(stopped_server: EmbeddedPostgres) -> None:
+    version = stopped_server.data_dir / "pgdata" / "PG_VERSION"
     before = version.read_text()
     version.write_text("?")
     with pytest.raises(EmbeddedUnavailable, match="is damaged"):
-        stopped.ensure_running()
+        stopped_server.ensure_running()
     version.write_text(before)
 
 
-def test_a_log_that_grew_too_long_is_dropped_at_the_next_start(stopped: EmbeddedPostgres) -> None:
-    log = stopped.data_dir / "pgdata" / "log" / "postgres-Old.log"
+def test_a_log_that_grew_too_long_is_dropped_at_the_next_start(stopped_server: EmbeddedPostgres) -> None:
+    log = stopped_server.data_dir / "pgdata" / "log" / "postgres-Old.log"
     log.write_bytes(b"")
     os.truncate(log, 9 * 1024 * 1024)
-    stopped.ensure_running()
+    stopped_server.ensure_running()
     assert not log.exists()
 
 

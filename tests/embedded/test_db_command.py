@@ -56,17 +56,19 @@ def test_a_wrong_option_is_a_usage_error() -> None:
     assert squid("db", "start", "--no-such-option").returncode == 2
 
 
-def test_the_server_is_started_shown_and_stopped(used: Path) -> None:
-    before = squid("db", "status", "--json", SQUID_DATA_DIR=used)
-    started = squid("db", "start", "--json", SQUID_DATA_DIR=used)
-    shown = squid("db", "status", "--data-dir", used)
-    stopped = [squid("db", "stop", "--json", "--data-dir", used) for _ in range(2)]
+def test_the_server_is_started_shown_and_stopped(used_directory: Path) -> None:
+    before = squid("db", "status", "--json", SQUID_DATA_DIR=used_directory)
+    started = squid("db", "start", "--json", SQUID_DATA_DIR=used_directory)
+    shown = squid("db", "status", "--data-dir", used_directory)
+    stopped = [squid("db", "stop", "--json", "--data-dir", used_directory) for _ in range(2)]
     stood = json.loads(before.stdout)
     assert (stood["running"], stood["source"], stood["problem"]) == (False, "SQUID_DATA_DIR", None)
     facts = json.loads(started.stdout)
     assert [*stood] == [*facts] == KEYS
-    assert (facts["tier"], facts["running"], facts["data_dir"]) == ("embedded", True, str(used))
-    assert shown.stdout.startswith(f"embedded Postgres {facts['postgres']} in {used}: running, pid {facts['pid']}, ")
+    assert (facts["tier"], facts["running"], facts["data_dir"]) == ("embedded", True, str(used_directory))
+    assert shown.stdout.startswith(
+        f"embedded Postgres {facts['postgres']} in {used_directory}: running, pid {facts['pid']}, "
+    )
     assert [json.loads(done.stdout)["stopped"] for done in stopped] == [True, False]
     assert {done.returncode for done in (before, started, shown, *stopped)} == {0}
 

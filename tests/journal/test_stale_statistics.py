@@ -78,7 +78,7 @@ WORKFLOWS = [fan(WIDTH), family(), one()]
 
 
 @pytest.fixture(scope="module")
-def stale(postgres_url: str) -> Iterator[PostgresStorage]:
+def stale_journal(postgres_url: str) -> Iterator[PostgresStorage]:
     """A journal that was filled after its last ANALYZE, which saw an empty queue; its statistics stay so."""
     name = "stale_statistics"  # a database of its own, whose sessions are counted
     with psycopg.connect(plain_url(postgres_url), autocommit=True) as connection:
@@ -190,18 +190,20 @@ OPERATIONS: dict[str, Callable[[Squid, list[Claim]], object]] = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_what_an_operation_reads_does_not_depend_on_what_statistics_say(stale: PostgresStorage, name: str) -> None:
+def test_what_an_operation_reads_does_not_depend_on_what_statistics_say(
+    stale_journal: PostgresStorage, name: str
+) -> None:
     # given siblings of one run, some of them claimed, and statistics of an empty queue
-    squid = Squid(stale, WORKFLOWS)
+    squid = Squid(stale_journal, WORKFLOWS)
     claims = squid.runtime.dispatch.claim("default", "worker", limit=TIMES)
     # when as many operations come, each by itself
-    count = reads(stale, lambda: OPERATIONS[name](squid, claims))
+    count = reads(stale_journal, lambda: OPERATIONS[name](squid, claims))
     # then none of them reads what is beside it
     assert count / TIMES < MOST, f"{count / TIMES:.0f} rows and entries for each"
 
 
-def test_what_a_child_start_reads_does_not_depend_on_what_statistics_say(stale: PostgresStorage) -> None:
-    squid = Squid(stale, WORKFLOWS)
+def test_what_a_child_start_reads_does_not_depend_on_what_statistics_say(stale_journal: PostgresStorage) -> None:
+    squid = Squid(stale_journal, WORKFLOWS)
     squid.start("family", {"keys": [f"c-{n}" for n in range(WIDTH)]}, queue="families")
-    count = reads(stale, lambda: squid.worker("families", until_idle=True))
+    count = reads(stale_journal, lambda: squid.worker("families", until_idle=True))
     assert count / WIDTH < MOST, f"{count / WIDTH:.0f} rows and entries for each"

@@ -39,7 +39,7 @@ def proxy(postgres_url: str) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def far(postgres: PostgresStorage, proxy: Proxy, postgres_url: str) -> Iterator[PostgresStorage]:
+def behind_proxy(postgres: PostgresStorage, proxy: Proxy, postgres_url: str) -> Iterator[PostgresStorage]:
     """The same journal, behind the proxy."""
     storage = PostgresStorage(proxy.url(postgres_url), postgres.schema, bounds=SHORT)
     yield storage
@@ -61,12 +61,12 @@ def sessions(storage: PostgresStorage, pid: int) -> int:
 
 @pytest.mark.parametrize("delivered", [True, False])
 def test_a_statement_whose_answer_is_swallowed_is_asked_again_on_another_connection(
-    far: PostgresStorage, proxy: Proxy, delivered: bool, caplog: pytest.LogCaptureFixture
+    behind_proxy: PostgresStorage, proxy: Proxy, delivered: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    first = far.rows("SELECT pg_backend_pid()")[0][0]
+    first = behind_proxy.rows("SELECT pg_backend_pid()")[0][0]
     happened = proxy.swallow_after(b"pg_backend_pid", delivered=delivered)
-    assert far.rows("SELECT pg_backend_pid()")[0][0] != first
+    assert behind_proxy.rows("SELECT pg_backend_pid()")[0][0] != first
     assert happened.is_set()
     (record,) = caplog.records
     assert record.message.startswith("a connection is given up: no answer from Postgres for ")
@@ -74,9 +74,9 @@ def test_a_statement_whose_answer_is_swallowed_is_asked_again_on_another_connect
 
 
 def test_the_session_of_a_swallowed_connection_ends_so_that_its_locks_do(
-    far: PostgresStorage, proxy: Proxy, postgres: PostgresStorage
+    behind_proxy: PostgresStorage, proxy: Proxy, postgres: PostgresStorage
 ) -> None:
-    with far.connection() as connection:
+    with behind_proxy.connection() as connection:
         pid = connection.info.backend_pid
         connection.execute("BEGIN")
         connection.execute("SELECT pg_advisory_xact_lock(71, 5)")
@@ -90,18 +90,18 @@ def test_the_session_of_a_swallowed_connection_ends_so_that_its_locks_do(
 @pytest.mark.parametrize("marker", [b"lock_runs", b"append_entries"])
 @pytest.mark.parametrize("delivered", [True, False])
 def test_a_commit_that_is_swallowed_is_applied_once(
-    far: PostgresStorage, proxy: Proxy, postgres: PostgresStorage, marker: bytes, delivered: bool
+    behind_proxy: PostgresStorage, proxy: Proxy, postgres: PostgresStorage, marker: bytes, delivered: bool
 ) -> None:
     happened = proxy.swallow_after(marker, delivered=delivered)
     commit_id = uuid4()
-    assert far.commit([Append(THREAD, [signal()])], commit_id) == {THREAD: 1}
+    assert behind_proxy.commit([Append(THREAD, [signal()])], commit_id) == {THREAD: 1}
     assert happened.is_set()
     assert len(postgres.read(THREAD)) == 1
     assert postgres.find_commit(commit_id) == {THREAD: 1}
 
 
 def test_a_statement_that_the_server_works_on_is_waited_for_however_long_that_takes(
-    far: PostgresStorage, postgres: PostgresStorage, proxy: Proxy, caplog: pytest.LogCaptureFixture
+    behind_proxy: PostgresStorage, postgres: PostgresStorage, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     with raw(postgres) as holder:
@@ -112,7 +112,7 @@ def test_a_statement_that_the_server_works_on_is_waited_for_however_long_that_ta
             eventually(lambda: proxy.accepted >= before + 4)  # the connection, and three probes
             holder.execute("SELECT pg_advisory_unlock(71, 6)")
 
-        with at_the_same_time(unlock), far.connection() as connection:
+        with at_the_same_time(unlock), behind_proxy.connection() as connection:
             connection.execute("SELECT pg_advisory_lock(71, 6)")
     (record,) = caplog.records  # logged once
     assert record.message.endswith("the server works on it")
@@ -141,17 +141,17 @@ def test_behind_a_pooler_a_statement_is_waited_for_while_a_session_works_on_one(
         storage.close()
 
 
-def test_an_answer_that_comes_while_the_server_is_asked_is_taken(far: PostgresStorage, proxy: Proxy) -> None:
-    with far.connection() as connection:
+def test_an_answer_that_comes_while_the_server_is_asked_is_taken(behind_proxy: PostgresStorage, proxy: Proxy) -> None:
+    with behind_proxy.connection() as connection:
         pid = connection.info.backend_pid
         proxy.hold()
         threading.Timer(0.5, proxy.resume).start()  # the probe is held as well
         assert connection.execute("SELECT pg_backend_pid()").fetchone() == (pid,)
 
 
-def test_a_descriptor_that_leads_elsewhere_by_now_is_not_closed(far: PostgresStorage, proxy: Proxy) -> None:
+def test_a_descriptor_that_leads_elsewhere_by_now_is_not_closed(behind_proxy: PostgresStorage, proxy: Proxy) -> None:
     source, sink = os.pipe()
-    with far.connection() as connection:
+    with behind_proxy.connection() as connection:
         number = connection.fileno()
         happened = proxy.swallow_after(b"SELECT 2", delivered=False)
 
@@ -162,20 +162,20 @@ def test_a_descriptor_that_leads_elsewhere_by_now_is_not_closed(far: PostgresSto
         with at_the_same_time(close_and_reuse), pytest.raises(psycopg.OperationalError, match="no answer for"):
             connection.execute("SELECT 2")
         assert os.fstat(number).st_ino == os.fstat(source).st_ino
-    far.now()
+    behind_proxy.now()
     assert os.fstat(number).st_ino == os.fstat(source).st_ino
     for end in (source, sink):
         os.close(end)
 
 
-def test_a_server_that_nothing_reaches_is_told_within_the_bound(far: PostgresStorage, proxy: Proxy) -> None:
-    far.now()
+def test_a_server_that_nothing_reaches_is_told_within_the_bound(behind_proxy: PostgresStorage, proxy: Proxy) -> None:
+    behind_proxy.now()
     began = time.monotonic()
     with proxy.swallowing(), pytest.raises(StorageUnavailable, match="cannot reach Postgres"):
-        far.now()
+        behind_proxy.now()
     # two probes that cannot connect; then the second try, which cannot either
     assert time.monotonic() - began < SHORT.silence + SHORT.confirmation + 3 * SHORT.connect + LONG
-    far.now()
+    behind_proxy.now()
 
 
 def test_a_server_that_takes_no_more_connections_is_not_taken_for_lost(
@@ -210,38 +210,38 @@ def test_a_server_that_takes_no_more_connections_is_not_taken_for_lost(
 @pytest.mark.parametrize("marker", FIRST)
 @pytest.mark.parametrize("delivered", [True, False])
 def test_the_first_statement_of_a_process_is_asked_again(
-    far: PostgresStorage, proxy: Proxy, marker: bytes, delivered: bool
+    behind_proxy: PostgresStorage, proxy: Proxy, marker: bytes, delivered: bool
 ) -> None:
     happened = proxy.swallow_after(marker, delivered=delivered)
-    far.now()
+    behind_proxy.now()
     assert happened.is_set()
 
 
 @pytest.mark.parametrize("marker", FIRST[1:])
 def test_the_first_statement_of_each_other_engine_is_asked_again(
-    far: PostgresStorage, proxy: Proxy, marker: bytes
+    behind_proxy: PostgresStorage, proxy: Proxy, marker: bytes
 ) -> None:
-    far.now()
+    behind_proxy.now()
     happened = proxy.swallow_after(marker)
-    assert far.check() == far.version()
+    assert behind_proxy.check() == behind_proxy.version()
     assert happened.is_set()
     happened = proxy.swallow_after(marker)
     with pytest.raises(exc.OperationalError, match="no answer for"):  # a worker repeats that
-        far.step_engine.connect()
+        behind_proxy.step_engine.connect()
     assert happened.is_set()
-    far.step_engine.connect().close()
+    behind_proxy.step_engine.connect().close()
 
 
-def test_several_threads_whose_first_statement_is_swallowed_go_on(far: PostgresStorage, proxy: Proxy) -> None:
+def test_several_threads_whose_first_statement_is_swallowed_go_on(behind_proxy: PostgresStorage, proxy: Proxy) -> None:
     happened = proxy.swallow_after(b"pg_catalog.version")
     with ThreadPoolExecutor(4) as pool:
-        for call in [pool.submit(far.now) for _ in range(4)]:
+        for call in [pool.submit(behind_proxy.now) for _ in range(4)]:
             call.result(LONG)
     assert happened.is_set()
 
 
 def test_a_server_that_is_gone_behind_the_first_handshake_is_told_within_the_bound(
-    far: PostgresStorage, proxy: Proxy
+    behind_proxy: PostgresStorage, proxy: Proxy
 ) -> None:
     happened = proxy.swallow_after(b"pg_catalog.version")
 
@@ -251,7 +251,7 @@ def test_a_server_that_is_gone_behind_the_first_handshake_is_told_within_the_bou
 
     began = time.monotonic()
     with at_the_same_time(lose_everything), pytest.raises(StorageUnavailable, match="cannot reach Postgres"):
-        far.now()
+        behind_proxy.now()
     assert time.monotonic() - began < SHORT.silence + SHORT.confirmation + 3 * SHORT.connect + LONG
 
 
@@ -273,9 +273,9 @@ def test_a_probe_that_is_swallowed_at_its_first_statement_ends_within_its_bound(
     far.close()
 
 
-def test_work_on_the_schema_notices_too(far: PostgresStorage, proxy: Proxy) -> None:
+def test_work_on_the_schema_notices_too(behind_proxy: PostgresStorage, proxy: Proxy) -> None:
     happened = proxy.swallow_after(b"pg_namespace")
-    assert far.check() == far.version()
+    assert behind_proxy.check() == behind_proxy.version()
     assert happened.is_set()
 
 
@@ -300,10 +300,10 @@ def test_an_engine_that_was_handed_over_is_watched_and_left_as_it_was(
 
 
 def test_a_listener_that_is_swallowed_listens_again(
-    far: PostgresStorage, postgres: PostgresStorage, proxy: Proxy
+    behind_proxy: PostgresStorage, postgres: PostgresStorage, proxy: Proxy
 ) -> None:
     patience = ListenerTimes(quiet=0.2, answer=0.5)
-    with closing(PostgresNotifier(far, patience=patience).listen(["default"])) as listener:
+    with closing(PostgresNotifier(behind_proxy, patience=patience).listen(["default"])) as listener:
         assert listener.wait(LONG)  # it is connected
         proxy.swallow()
         proxy.resume()
@@ -314,11 +314,11 @@ def test_a_listener_that_is_swallowed_listens_again(
 
 @pytest.mark.parametrize("marker", [*FIRST[1:], b"LISTEN"])
 def test_a_listener_that_is_swallowed_while_it_connects_connects_again(
-    far: PostgresStorage, proxy: Proxy, marker: bytes
+    behind_proxy: PostgresStorage, proxy: Proxy, marker: bytes
 ) -> None:
     happened = proxy.swallow_after(marker)
     patience = ListenerTimes(quiet=0.2, answer=0.5)
-    with closing(PostgresNotifier(far, patience=patience).listen(["default"])) as listener:
+    with closing(PostgresNotifier(behind_proxy, patience=patience).listen(["default"])) as listener:
         assert listener.wait(LONG)  # it is connected
     assert happened.is_set()
 

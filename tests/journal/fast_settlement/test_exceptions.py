@@ -45,12 +45,12 @@ def _damage(storage: PostgresStorage, claim: Claim) -> None:
 
 @pytest.mark.parametrize("shape", BY_STATE)
 def test_an_entry_that_was_changed_stops_its_run_when_the_thread_is_read(
-    postgres: PostgresStorage, taken: list[int], shape: str
+    postgres: PostgresStorage, fast_counts: list[int], shape: str
 ) -> None:
     squid, claims = begun(postgres, workflow(shape), 3)
     _damage(postgres, claims[1])
     answers = settle(squid.runtime, completions(claims)).answers
-    assert taken == [2]
+    assert fast_counts == [2]
     assert [answer.error for answer in answers] == [None] * 3
     statuses = [squid.inspect_run(claim.ref.run_id).status for claim in claims]
     usual = "completed" if shape == "turn" else "running"
@@ -59,13 +59,13 @@ def test_an_entry_that_was_changed_stops_its_run_when_the_thread_is_read(
 
 @pytest.mark.parametrize("shape", ["chain", "loop"])
 def test_an_entry_that_was_changed_in_a_run_that_is_not_read_is_found_by_verify(
-    postgres: PostgresStorage, taken: list[int], shape: str
+    postgres: PostgresStorage, fast_counts: list[int], shape: str
 ) -> None:
     squid, claims = begun(postgres, workflow(shape))
     settled(squid, claims)
     _damage(postgres, claims[0])
     assert [answer.error for answer in settle(squid.runtime, completions(claimed(squid, 1))).answers] == [None]
-    assert taken == [1, 1]
+    assert fast_counts == [1, 1]
     assert [finding.thread for finding in verify(postgres)] == [run_thread(claims[0].ref.run_id)]
 
 
@@ -78,14 +78,14 @@ def _refuses(_: PlanRequest) -> Sequence[Fact]:
 
 @pytest.mark.parametrize("plan", [_refuses, raises], ids=["refuses", "raises"])
 def test_a_planner_that_raises_is_answered_by_the_general_way(
-    postgres: PostgresStorage, taken: list[int], plan: Callable[[PlanRequest], Sequence[Fact]]
+    postgres: PostgresStorage, fast_counts: list[int], plan: Callable[[PlanRequest], Sequence[Fact]]
 ) -> None:
     squid, claims = begun(postgres, workflow("chain"), 2)
     before = postgres.cut()
     (answer,) = squid.runtime.dispatch.settle(completions(claims[:1]), plan)
     assert type(answer.error).__name__ == ("StaleClaim" if plan is _refuses else "PlanningFailed")
     assert postgres.cut() == before, "nothing was written"
-    assert taken == [0]
+    assert fast_counts == [0]
 
 
 def test_a_planner_that_raises_for_one_run_takes_no_other_with_it(postgres: PostgresStorage) -> None:
@@ -99,17 +99,17 @@ def test_a_planner_that_raises_for_one_run_takes_no_other_with_it(postgres: Post
     assert fast(postgres, claims, plan) == [claim.ref.run_id for claim in claims[1:]]
 
 
-def test_a_result_that_cannot_be_written_is_refused_alone(postgres: PostgresStorage, taken: list[int]) -> None:
+def test_a_result_that_cannot_be_written_is_refused_alone(postgres: PostgresStorage, fast_counts: list[int]) -> None:
     squid, claims = begun(postgres, workflow("one"), 2)
     group = [Settlement(claims[0].ref, Completed("nul \0")), Settlement(claims[1].ref, Completed("fine"))]
     answers = squid.runtime.dispatch.settle(group, squid.runtime.plan)
     assert isinstance(answers[0].error, InvalidFact)
     assert answers[1].unwrap().result == "fine"
-    assert taken == [1]
+    assert fast_counts == [1]
 
 
 def test_a_result_that_a_later_step_could_not_take_is_left_to_the_general_way(
-    postgres_url: str, postgres: PostgresStorage, taken: list[int]
+    postgres_url: str, postgres: PostgresStorage, fast_counts: list[int]
 ) -> None:
     small = PostgresStorage(postgres_url, postgres.schema, max_fact_bytes=10_000)
     wf = Workflow("passes")
@@ -126,14 +126,14 @@ def test_a_result_that_a_later_step_could_not_take_is_left_to_the_general_way(
     for claim in claimed(squid, 2):
         assert settled(squid, [claim], "x" * 6_000)[0].unwrap().status == "completed"
     # then both outcomes stand, and the run has failed
-    assert taken == [1, 0]
+    assert fast_counts == [1, 0]
     assert squid.inspect_run(run_id).status == "failed"
     assert_views_agree_with_the_journal(postgres)
     small.close()
 
 
 def test_a_group_that_is_too_large_for_one_commit_is_written_in_parts(
-    postgres_url: str, postgres: PostgresStorage, taken: list[int]
+    postgres_url: str, postgres: PostgresStorage, fast_counts: list[int]
 ) -> None:
     # given a storage whose commits hold 80,000 bytes
     small = PostgresStorage(postgres_url, postgres.schema, max_fact_bytes=10_000)
@@ -146,7 +146,7 @@ def test_a_group_that_is_too_large_for_one_commit_is_written_in_parts(
     answers = settled(squid, claims, "x" * 2_000)
     # then all are written, the smaller parts by the fast way
     assert [answer.unwrap().status for answer in answers] == ["completed"] * 40
-    assert taken[0] == 0
+    assert fast_counts[0] == 0
     assert_views_agree_with_the_journal(postgres)
     assert verify(postgres) == []
     small.close()
@@ -156,13 +156,13 @@ def test_a_group_that_is_too_large_for_one_commit_is_written_in_parts(
 
 
 def test_a_caller_whose_time_is_ahead_of_the_databases_is_left_to_the_general_way(
-    postgres: PostgresStorage, taken: list[int]
+    postgres: PostgresStorage, fast_counts: list[int]
 ) -> None:
     squid, claims = begun(postgres, workflow("chain"))
     postgres.observe_db_time((postgres.now() + timedelta(minutes=1)).isoformat())
     before = postgres.now()
     (answer,) = settled(squid, claims)
-    assert taken == [0]
+    assert fast_counts == [0]
     assert before <= _settled_at(answer) <= postgres.now()
 
 
@@ -202,13 +202,13 @@ def test_a_moment_behind_is_the_time_that_is_written(postgres: PostgresStorage) 
 
 
 def test_a_clock_that_was_bound_counts_however_far_it_is_off(
-    postgres_virtual: PostgresStorage, clock: VirtualClock, taken: list[int]
+    postgres_virtual: PostgresStorage, clock: VirtualClock, fast_counts: list[int]
 ) -> None:
     squid, claims = begun(postgres_virtual, workflow("chain"), 2)
     clock.advance(timedelta(seconds=59))
     (answer,) = settled(squid, claims[:1])
     assert _settled_at(answer) == clock.now()
-    assert taken == [1]
+    assert fast_counts == [1]
 
 
 def _settled_at(answer: Answer) -> datetime:
@@ -220,7 +220,7 @@ def _settled_at(answer: Answer) -> datetime:
 # --- outages --------------------------------------------------------------------------------------------------------
 
 
-def test_a_thread_that_is_missing_takes_no_other_run_with_it(postgres: PostgresStorage, taken: list[int]) -> None:
+def test_a_thread_that_is_missing_takes_no_other_run_with_it(postgres: PostgresStorage, fast_counts: list[int]) -> None:
     squid, claims = begun(postgres, workflow("one"), 2)
     with raw(postgres) as connection:
         connection.execute("DELETE FROM journal_threads WHERE id = %s", (run_thread(claims[0].ref.run_id),))
@@ -228,7 +228,7 @@ def test_a_thread_that_is_missing_takes_no_other_run_with_it(postgres: PostgresS
     assert isinstance(answers[0].error, StorageRefused), "as it would be without the fast way"
     assert "journal_entries_thread" in str(answers[0].error)
     assert answers[1].error is None
-    assert taken == [1]
+    assert fast_counts == [1]
 
 
 def test_a_group_that_is_settled_again_after_an_outage_between_its_commits_is_told_as_written(

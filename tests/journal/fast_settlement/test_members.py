@@ -129,7 +129,7 @@ def test_a_run_that_goes_on_does_not_mind_other_attempts(postgres: PostgresStora
 
 
 def test_a_plan_that_ends_a_run_while_another_visit_is_open_is_left_out(
-    postgres: PostgresStorage, taken: list[int]
+    postgres: PostgresStorage, fast_counts: list[int]
 ) -> None:
     squid, first = begun(postgres, workflow("fan out"))
     settled(squid, first)
@@ -139,7 +139,7 @@ def test_a_plan_that_ends_a_run_while_another_visit_is_open_is_left_out(
         return [terminal(request.run_id, at=0)]
 
     assert squid.runtime.dispatch.settle(completions([one]), ends)[0].error is None
-    assert taken == [1, 0]
+    assert fast_counts == [1, 0]
     assert_views_agree_with_the_journal(postgres)
 
 
@@ -163,7 +163,7 @@ def _signalled(squid: Squid, claim: Claim) -> None:
 @pytest.mark.parametrize("shape", [*ALONE, *BY_STATE, "turn, known", "loop, known"])
 @pytest.mark.parametrize("event", [_cancelled, _taken_over, _quarantined, _signalled], ids=lambda e: e.__name__[1:])
 def test_what_is_not_plain_is_answered_as_it_would_be_alone(
-    postgres: PostgresStorage, taken: list[int], event: Callable[[Squid, Claim], None], shape: str
+    postgres: PostgresStorage, fast_counts: list[int], event: Callable[[Squid, Claim], None], shape: str
 ) -> None:
     # given three claims, to one of whose runs something happens, whether its state was known before or not
     shape, _, known = shape.partition(", ")
@@ -171,13 +171,13 @@ def test_what_is_not_plain_is_answered_as_it_would_be_alone(
     if known:
         settled(squid, claims, {"again": True})
         claims = claimed(squid, 3)
-        taken.clear()
+        fast_counts.clear()
     event(squid, claims[1])
     # when all are settled together
     answers = settled(squid, claims)
     # then the others have taken the fast way, and that one is answered as it would be alone
     plain = event is _signalled and not known
-    assert taken == [3 if plain else 2]
+    assert fast_counts == [3 if plain else 2]
     refused = event in (_cancelled, _taken_over)
     assert [answer.error is None for answer in answers] == [True, not refused, True]
     assert_views_agree_with_the_journal(postgres)
@@ -186,31 +186,31 @@ def test_what_is_not_plain_is_answered_as_it_would_be_alone(
 
 @pytest.mark.parametrize("shape", ["one", "turn"])
 def test_a_run_with_an_anomaly_and_children_ends_as_any(
-    postgres: PostgresStorage, taken: list[int], shape: str
+    postgres: PostgresStorage, fast_counts: list[int], shape: str
 ) -> None:
     squid, (claim,) = begun(postgres, workflow(shape))
     run_id = claim.ref.run_id
     put(postgres, child(run_id, child_run_id="c"), child(run_id, child_run_id="c", child_workflow="another"))
     assert settled(squid, [claim])[0].error is None
-    assert taken == [0 if shape == "one" else 1], "nothing is planned by children"
+    assert fast_counts == [0 if shape == "one" else 1], "nothing is planned by children"
     assert squid.inspect_run(run_id).status == "completed"
     assert_views_agree_with_the_journal(postgres)
 
 
 def test_a_later_delivery_ends_its_run_and_the_earlier_one_comes_too_late(
-    postgres_virtual: PostgresStorage, clock: VirtualClock, taken: list[int]
+    postgres_virtual: PostgresStorage, clock: VirtualClock, fast_counts: list[int]
 ) -> None:
     squid, (claim,) = begun(postgres_virtual, workflow("one"))
     clock.advance(timedelta(minutes=10))
     (again,) = squid.runtime.dispatch.claim(QUEUE, "rival")
     assert settled(squid, [again])[0].error is None
     assert isinstance(settled(squid, [claim])[0].error, TerminalRun)
-    assert taken == [1, 0]
+    assert fast_counts == [1, 0]
     assert_views_agree_with_the_journal(postgres_virtual)
 
 
 def test_completions_beside_another_outcome_of_their_run_are_left_to_the_general_way(
-    postgres: PostgresStorage, taken: list[int]
+    postgres: PostgresStorage, fast_counts: list[int]
 ) -> None:
     # given two open steps of one run, and another run
     squid, first = begun(postgres, workflow("fan out"), 2)
@@ -221,7 +221,7 @@ def test_completions_beside_another_outcome_of_their_run_are_left_to_the_general
     group[1] = Settlement(claims[1].ref, Failed({"message": "no"}))
     answers = squid.runtime.dispatch.settle(group, squid.runtime.plan)
     # then they are planned together, and the other run does not mind
-    assert taken == [2, 2]
+    assert fast_counts == [2, 2]
     assert [answer.unwrap().status for answer in answers] == ["completed", "failed", "completed", "completed"]
     assert [squid.inspect_run(claim.ref.run_id).status for claim in first] == ["failed", "completed"]
     assert_views_agree_with_the_journal(postgres)

@@ -48,7 +48,7 @@ def chain(*steps: str) -> Workflow:
 
 @pytest.mark.parametrize("steps", [["a"], ["a", "b"]], ids=["the run ends", "the run goes on"])
 def test_a_completion_whose_answer_was_lost_is_told_as_written(
-    lossy_proxy: LossyProxy, behind_lossy_proxy: PostgresStorage, taken: list[int], steps: list[str]
+    lossy_proxy: LossyProxy, behind_lossy_proxy: PostgresStorage, fast_counts: list[int], steps: list[str]
 ) -> None:
     # given two runs, and a connection that breaks after the commit
     squid = Squid(behind_lossy_proxy, [chain(*steps)])
@@ -59,7 +59,7 @@ def test_a_completion_whose_answer_was_lost_is_told_as_written(
     answers = squid.runtime.dispatch.settle([done(one) for one in claims], squid.runtime.plan)
     # then they are answered as written, also the one whose run has ended by it
     assert lossy_proxy.lost == 1
-    assert taken == [2]
+    assert fast_counts == [2]
     assert [(answer.error, answer.unwrap().status) for answer in answers] == [(None, "completed")] * 2
     assert [answer.unwrap().result for answer in answers] == [{"ok": True}] * 2
     # and nothing is there twice
@@ -73,7 +73,7 @@ def test_a_group_whose_answer_was_lost_is_told_as_far_as_it_was_written(
     lossy_proxy: LossyProxy,
     behind_lossy_proxy: PostgresStorage,
     clock: VirtualClock,
-    taken: list[int],
+    fast_counts: list[int],
     steps: list[str],
 ) -> None:
     # given a group with a claim that was taken over, and a connection that breaks after the commit
@@ -89,7 +89,7 @@ def test_a_group_whose_answer_was_lost_is_told_as_far_as_it_was_written(
     answers = store.settle([done(one) for one in claims], squid.runtime.plan)
     # then what was written is told as written, what was not is refused, and nothing is there twice
     assert lossy_proxy.lost == 1
-    assert taken == [2]
+    assert fast_counts == [2]
     assert [type(answer.error) for answer in answers] == [type(None), StaleClaim, type(None)]
     assert answers[0].unwrap().settled_at == clock.now()
     types = [fact.type for fact in facts_of(all_entries(behind_lossy_proxy)[len(before) :])]
@@ -229,7 +229,7 @@ def test_two_siblings_that_are_settled_at_once_by_two_committers_are_joined_once
 
 
 def test_what_another_process_has_settled_meanwhile_is_seen(
-    postgres: PostgresStorage, postgres_url: str, taken: list[int]
+    postgres: PostgresStorage, postgres_url: str, fast_counts: list[int]
 ) -> None:
     # given two processes that hold steps of the same run, and know the run as it was
     wf = Workflow("join")
@@ -246,7 +246,7 @@ def test_what_another_process_has_settled_meanwhile_is_seen(
             (answer,) = squid.runtime.dispatch.settle([done(claims[n])], squid.runtime.plan)
             assert answer.unwrap().status == "completed"
     # then each was planned for by what is on record: what was known of the run has moved in between
-    assert taken == [1, 1, 0, 0]
+    assert fast_counts == [1, 1, 0, 0]
     unit = RunUnit.fold(postgres.read_run(run_id))
     assert sorted(attempt.step for attempt in unit.dispatch.attempts.values()) == ["a", "b", "c", "d", "e"]
     assert unit.anomalies == []

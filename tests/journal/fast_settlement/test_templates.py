@@ -93,7 +93,7 @@ def play(storage: PostgresStorage, workflow: Workflow, results: Sequence[Any], r
 
 
 @pytest.fixture
-def filled(monkeypatch: pytest.MonkeyPatch) -> list[Texts]:
+def filled_texts(monkeypatch: pytest.MonkeyPatch) -> list[Texts]:
     """What templates were filled with."""
     written: list[Texts] = []
     fill = SettleTemplate.fill
@@ -112,16 +112,16 @@ def filled(monkeypatch: pytest.MonkeyPatch) -> list[Texts]:
 def test_what_is_filled_in_is_what_would_have_been_planned(
     make: Callable[[], Workflow],
     postgres_virtual: PostgresStorage,
-    filled: list[Texts],
+    filled_texts: list[Texts],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for n, value in enumerate(VALUES):
         play(postgres_virtual, make(), [value, VALUES[-n], "end"], f"filled-{n}")
-    by_template = len(filled)
+    by_template = len(filled_texts)
     monkeypatch.setattr(SettleTemplates, "find", lambda *_: None)
     for n, value in enumerate(VALUES):
         play(postgres_virtual, make(), [value, VALUES[-n], "end"], f"planned-{n}")
-    assert by_template == len(filled) == len(VALUES) * 3
+    assert by_template == len(filled_texts) == len(VALUES) * 3
     if make is forked:
         decisions = [
             applied.transition
@@ -136,7 +136,9 @@ def test_what_is_filled_in_is_what_would_have_been_planned(
     assert verify(postgres_virtual) == []
 
 
-def test_a_result_that_is_no_json_takes_the_general_way(postgres_virtual: PostgresStorage, filled: list[Texts]) -> None:
+def test_a_result_that_is_no_json_takes_the_general_way(
+    postgres_virtual: PostgresStorage, filled_texts: list[Texts]
+) -> None:
     squid = Squid(postgres_virtual, chain())
     for odd in ((1, 2), {1: 2}, "nul \0", float("nan")):
         run_id = squid.start("chain").run_id
@@ -144,12 +146,12 @@ def test_a_result_that_is_no_json_takes_the_general_way(postgres_virtual: Postgr
         settle(squid.runtime, [Settlement(claim.ref, Completed(odd))])
         assert squid.inspect_run(run_id).status == "failed"
         assert "unwritable_outcome" in str(squid.inspect_run(run_id).error)
-    assert filled == []
+    assert filled_texts == []
     assert verify(postgres_virtual) == []
 
 
 def test_a_step_whose_successor_is_due_later_has_no_template(
-    postgres_virtual: PostgresStorage, filled: list[Texts]
+    postgres_virtual: PostgresStorage, filled_texts: list[Texts]
 ) -> None:
     workflow = Workflow("waits", entry="first")
     workflow.step(name="first")(lambda: None)
@@ -157,12 +159,14 @@ def test_a_step_whose_successor_is_due_later_has_no_template(
     workflow.route("first", to="rest")
     workflow.route("rest", to="complete")
     play(postgres_virtual, workflow, [1], "run")
-    assert filled == []
+    assert filled_texts == []
     assert Squid(postgres_virtual, workflow).inspect_run("run").status == "running"
     assert verify(postgres_virtual) == []
 
 
-def test_workers_hear_of_what_a_template_has_scheduled(postgres_virtual: PostgresStorage, filled: list[Texts]) -> None:
+def test_workers_hear_of_what_a_template_has_scheduled(
+    postgres_virtual: PostgresStorage, filled_texts: list[Texts]
+) -> None:
     squid = Squid(postgres_virtual, chain())
     squid.start("chain")
     heard: list[Any] = []
@@ -179,6 +183,6 @@ def test_workers_hear_of_what_a_template_has_scheduled(postgres_virtual: Postgre
     object.__setattr__(runtime, "notifier", RecordingNotifier())
     (claim,) = runtime.dispatch.claim("default", "worker")
     settled = settle(runtime, [Settlement(claim.ref, Completed(1))])
-    assert len(filled) == 1
+    assert len(filled_texts) == 1
     assert heard == [{"default"}]
     assert set(settled.delays) == {timedelta(0)}

@@ -35,7 +35,7 @@ from tests.journal.fast_settlement.workflows import (
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("result", [None, {"deep": [1, {"x": 1e300}], "text": "ü\u2028"}], ids=["none", "deep"])
 def test_what_it_writes_is_what_the_general_way_writes(
-    postgres_virtual: PostgresStorage, clock: VirtualClock, taken: list[int], shape: str, result: Any
+    postgres_virtual: PostgresStorage, clock: VirtualClock, fast_counts: list[int], shape: str, result: Any
 ) -> None:
     # given two runs that are alike
     squid, (mine, other) = begun(postgres_virtual, workflow(shape), 2)
@@ -44,7 +44,7 @@ def test_what_it_writes_is_what_the_general_way_writes(
     (first,) = settled(squid, [mine], result)
     (second,) = PostgresDispatchStore(postgres_virtual).settle(completions([other], result), squid.runtime.plan)
     # then only the first has taken the fast way, and both read the same
-    assert taken == [1, 0]
+    assert fast_counts == [1, 0]
     facts = [facts_without_names(postgres_virtual, claim.ref.run_id) for claim in (mine, other)]
     assert facts[0] == facts[1]
     assert _state(first) == _state(second)
@@ -55,7 +55,7 @@ def test_what_it_writes_is_what_the_general_way_writes(
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("result", [None, "x", 1.0, AWKWARD], ids=["none", "text", "number", "awkward"])
 def test_what_a_worker_writes_is_what_the_general_way_writes(
-    postgres_virtual: PostgresStorage, clock: VirtualClock, taken: list[int], shape: str, result: Any
+    postgres_virtual: PostgresStorage, clock: VirtualClock, fast_counts: list[int], shape: str, result: Any
 ) -> None:
     # given three runs that are alike
     squid, claims = begun(postgres_virtual, workflow(shape), 3)
@@ -64,7 +64,7 @@ def test_what_a_worker_writes_is_what_the_general_way_writes(
     answers = [settle(squid.runtime, completions([claim], result)).answers[0] for claim in claims[:2]]
     answers += PostgresDispatchStore(postgres_virtual).settle(completions(claims[2:], result), squid.runtime.plan)
     # then all read the same
-    assert taken == [1, 1, 0]
+    assert fast_counts == [1, 1, 0]
     facts = [facts_without_names(postgres_virtual, claim.ref.run_id) for claim in claims]
     assert facts[0] == facts[1] == facts[2]
     assert _state(answers[0]) == _state(answers[1]) == _state(answers[2])
@@ -72,7 +72,9 @@ def test_what_a_worker_writes_is_what_the_general_way_writes(
     assert verify(postgres_virtual) == []
 
 
-def test_a_result_that_a_template_cannot_take_is_refused_alone(postgres: PostgresStorage, taken: list[int]) -> None:
+def test_a_result_that_a_template_cannot_take_is_refused_alone(
+    postgres: PostgresStorage, fast_counts: list[int]
+) -> None:
     squid, claims = begun(postgres, workflow("chain"), 4)
     settle(squid.runtime, completions(claims[:1]))
     results: list[Any] = ["nul \0", float("nan"), "fine"]
@@ -80,7 +82,7 @@ def test_a_result_that_a_template_cannot_take_is_refused_alone(postgres: Postgre
     answers = settle(squid.runtime, group).answers
     # a result that cannot be written fails its step, as always
     assert [answer.unwrap().status for answer in answers] == ["failed", "failed", "completed"]
-    assert taken[:2] == [1, 1]
+    assert fast_counts[:2] == [1, 1]
     assert_views_agree_with_the_journal(postgres)
 
 
@@ -148,7 +150,7 @@ def test_an_end_deletes_the_attempts_of_its_run_and_of_no_other(postgres: Postgr
     assert_views_agree_with_the_journal(postgres)
 
 
-def test_two_of_one_run_in_a_group_are_planned_together(postgres: PostgresStorage, taken: list[int]) -> None:
+def test_two_of_one_run_in_a_group_are_planned_together(postgres: PostgresStorage, fast_counts: list[int]) -> None:
     squid, first = begun(postgres, workflow("fan out"))
     settled(squid, first)
     both = claimed(squid, 2)
@@ -160,7 +162,7 @@ def test_two_of_one_run_in_a_group_are_planned_together(postgres: PostgresStorag
 
     answers = squid.runtime.dispatch.settle(completions(both), plan)
     assert [answer.unwrap().step for answer in answers] == ["b", "c"]
-    assert taken == [1, 2]
+    assert fast_counts == [1, 2]
     assert [len(request.settled) for request in requests] == [2]
     assert squid.inspect_run(first[0].ref.run_id).status == "completed"
     assert_views_agree_with_the_journal(postgres)

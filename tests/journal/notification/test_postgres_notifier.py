@@ -310,7 +310,7 @@ def test_one_that_cannot_connect_waits_and_warns_once_and_says_no_secret(
 
 
 @pytest.fixture
-def elsewhere(postgres_url: str, schema: str) -> Iterator[str]:
+def other_database_url(postgres_url: str, schema: str) -> Iterator[str]:
     """The URL of another database: a listener there receives nothing from here, as behind a transaction pooler."""
     url = plain_url(postgres_url)
     name = sql.Identifier(f"elsewhere_{schema}")
@@ -321,10 +321,10 @@ def elsewhere(postgres_url: str, schema: str) -> Iterator[str]:
 
 
 def test_one_that_is_deaf_notices_warns_once_and_goes_by_timeouts(
-    postgres: PostgresStorage, elsewhere: str, caplog: pytest.LogCaptureFixture
+    postgres: PostgresStorage, other_database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     patience = ListenerTimes(quiet=0.05, answer=5, echo=0.2, rest=0.2)
-    misled = PostgresNotifier(postgres, listen_url=elsewhere, patience=patience)
+    misled = PostgresNotifier(postgres, listen_url=other_database_url, patience=patience)
     with closing(misled) as notifier, closing(notifier.listen(["default"])) as listener:
         # it wakes up more than once, and checks whether a wakeup was missed
         assert [listener.wait(LONG) for _ in range(3)] == [True] * 3

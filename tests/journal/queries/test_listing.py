@@ -27,7 +27,7 @@ from tests.journal.queries.fixture import QueriesFixture, pages
 
 
 @pytest.fixture
-def busy(fixture: QueriesFixture) -> QueriesFixture:
+def six_runs(fixture: QueriesFixture) -> QueriesFixture:
     """Runs a1 to a6 in the order of their starts, in several states, and workflows, and queues."""
     fixture.put(started("a1", workflow="billing", at=10), queued("a1"))
     fixture.put(terminal("a1", at=20))
@@ -43,8 +43,8 @@ def busy(fixture: QueriesFixture) -> QueriesFixture:
     return fixture
 
 
-def test_runs_are_listed_newest_first(busy: QueriesFixture) -> None:
-    assert busy.listed() == ["a6", "a5", "a4", "a3", "a2", "a1"]
+def test_runs_are_listed_newest_first(six_runs: QueriesFixture) -> None:
+    assert six_runs.listed() == ["a6", "a5", "a4", "a3", "a2", "a1"]
 
 
 @pytest.mark.parametrize(
@@ -80,16 +80,19 @@ def test_runs_are_listed_newest_first(busy: QueriesFixture) -> None:
     ids=str,
 )
 def test_a_listing_shows_what_it_was_asked_for(
-    busy: QueriesFixture, filters: dict[str, Any], expected: list[str]
+    six_runs: QueriesFixture, filters: dict[str, Any], expected: list[str]
 ) -> None:
-    assert busy.listed(**filters) == expected
+    assert six_runs.listed(**filters) == expected
     # also in pages, and from a row on
     rows = pages(
-        lambda before, limit: busy.queries.list_runs(RunFilter(**filters), before, limit), lambda r: r.position, None, 2
+        lambda before, limit: six_runs.queries.list_runs(RunFilter(**filters), before, limit),
+        lambda r: r.position,
+        None,
+        2,
     )
     assert [row.run_id for row in rows] == expected
     if len(expected) > 1:
-        assert busy.listed(before=rows[0].position, limit=1, **filters) == expected[1:2]
+        assert six_runs.listed(before=rows[0].position, limit=1, **filters) == expected[1:2]
 
 
 def test_a_page_begins_with_the_newest_of_many_runs_of_one_status(fixture: QueriesFixture) -> None:
@@ -104,10 +107,10 @@ def test_only_the_children_of_one_parent_are_listed(fixture: QueriesFixture) -> 
     assert fixture.listed(parent_run_id="three") == []
 
 
-def test_every_status_can_be_asked_for(busy: QueriesFixture) -> None:
-    by_status = [busy.listed(status=status) for status in RUN_STATUSES]
+def test_every_status_can_be_asked_for(six_runs: QueriesFixture) -> None:
+    by_status = [six_runs.listed(status=status) for status in RUN_STATUSES]
     assert sorted(run for runs in by_status for run in runs) == ["a1", "a2", "a3", "a4", "a5", "a6"]
-    assert busy.listed(status=RUN_STATUSES) == busy.listed()
+    assert six_runs.listed(status=RUN_STATUSES) == six_runs.listed()
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ _MORE_ATTEMPTS: LiteralString = """
 
 
 @pytest.fixture(scope="module")
-def large(postgres_url: str) -> Iterator[PostgresStorage]:
+def large_journal(postgres_url: str) -> Iterator[PostgresStorage]:
     """A healthy journal of 20,000 runs, half of which have ended."""
     storage = PostgresStorage(postgres_url, "questions", clock=VirtualClock(t(60)))
     storage.upgrade()
@@ -101,90 +101,90 @@ def ask(storage: PostgresStorage, text: LiteralString, values: dict[str, Any]) -
 )
 @pytest.mark.parametrize("before", [None, POSITION - RUNS // 4, POSITION - RUNS * 3 // 4])
 def test_a_page_of_runs_costs_the_runs_on_it(
-    large: PostgresStorage, filters: dict[str, Any], index: str, before: int | None
+    large_journal: PostgresStorage, filters: dict[str, Any], index: str, before: int | None
 ) -> None:
-    plan = ask(large, *listing(RunFilter(**filters), before, PAGE))
+    plan = ask(large_journal, *listing(RunFilter(**filters), before, PAGE))
     assert ways(plan, "runs") == {index}
     # each stream has its next run at hand
     assert touched(plan, "runs") <= plan.rows + len(RUN_STATUSES)
     assert plan.blocks <= 4 * (PAGE + len(RUN_STATUSES))
 
 
-def test_the_runs_of_a_short_time_are_found_without_looking_at_all_others(large: PostgresStorage) -> None:
+def test_the_runs_of_a_short_time_are_found_without_looking_at_all_others(large_journal: PostgresStorage) -> None:
     for first, last in ((RUNS - 20, None), (RUNS // 2, RUNS // 2 + 20), (RUNS + 100, None)):
         where = RunFilter(started_after=t(first), started_before=None if last is None else t(last))
-        plan = ask(large, *listing(where, None, PAGE))
+        plan = ask(large_journal, *listing(where, None, PAGE))
         assert plan.rows <= 20
         assert touched(plan, "runs") < RUNS / 10
 
 
-def test_one_run_is_found_by_its_id(large: PostgresStorage) -> None:
-    plan = ask(large, queries_module._GET, {"run_id": "copy-000500"})
+def test_one_run_is_found_by_its_id(large_journal: PostgresStorage) -> None:
+    plan = ask(large_journal, queries_module._GET, {"run_id": "copy-000500"})
     assert (plan.rows, ways(plan, "runs"), touched(plan, "runs")) == (1, {"runs_pkey"}, 1)
 
 
-def test_a_healthy_journal_is_searched_for_repairs_at_next_to_no_cost(large: PostgresStorage) -> None:
+def test_a_healthy_journal_is_searched_for_repairs_at_next_to_no_cost(large_journal: PostgresStorage) -> None:
     values = {"after": "", "limit": 100, "queue": None, "definitions": [], "steps": []}
-    plan = ask(large, queries_module._TO_REPAIR, values)
+    plan = ask(large_journal, queries_module._TO_REPAIR, values)
     # only attempts that failed and were tried again are read, with their runs and their successors
-    with raw(large) as connection:
+    with raw(large_journal) as connection:
         (retried,) = connection.execute("SELECT count(*) FROM attempts WHERE status = 'failed'").fetchone() or (0,)
     assert 0 < retried < RUNS / 20
     assert plan.rows == 0
     assert touched(plan, "attempts") <= 3 * retried
     assert touched(plan, "runs") <= retried
     # and behind the last of them nothing at all
-    beyond = ask(large, queries_module._TO_REPAIR, {**values, "after": "run-0"})
+    beyond = ask(large_journal, queries_module._TO_REPAIR, {**values, "after": "run-0"})
     assert (beyond.rows, touched(beyond, "attempts"), touched(beyond, "runs")) == (0, 0, 0)
     assert beyond.blocks <= 20
 
 
-def test_one_broken_run_among_healthy_ones_is_found_by_its_index(large: PostgresStorage) -> None:
-    put(large, planned(run="run-broken"), started("run-broken"))
+def test_one_broken_run_among_healthy_ones_is_found_by_its_index(large_journal: PostgresStorage) -> None:
+    put(large_journal, planned(run="run-broken"), started("run-broken"))
     try:
         values = {"after": "run-0", "limit": 100, "queue": None, "definitions": [], "steps": []}
-        plan = ask(large, queries_module._TO_REPAIR, values)
+        plan = ask(large_journal, queries_module._TO_REPAIR, values)
         assert plan.rows == 1
         assert touched(plan, "attempts") <= 2
-        assert PostgresQueries(large).runs_to_repair("", 10) == ["run-broken"]
-        unlisted = ask(large, queries_module._TO_LIST, {"limit": 100})
+        assert PostgresQueries(large_journal).runs_to_repair("", 10) == ["run-broken"]
+        unlisted = ask(large_journal, queries_module._TO_LIST, {"limit": 100})
         assert (unlisted.rows, ways(unlisted, "runs"), touched(unlisted, "runs")) == (1, {"runs_unlisted"}, 1)
     finally:
-        large.delete_thread("squid:run:run-broken")
+        large_journal.delete_thread("squid:run:run-broken")
 
 
-def test_where_nothing_is_to_be_listed_and_nothing_is_dead_nothing_is_read(large: PostgresStorage) -> None:
-    unlisted = ask(large, queries_module._TO_LIST, {"limit": 100})
-    dead = ask(large, queries_module._DEAD, {"queue": None, "limit": 100, "after": 0})
+def test_where_nothing_is_to_be_listed_and_nothing_is_dead_nothing_is_read(large_journal: PostgresStorage) -> None:
+    unlisted = ask(large_journal, queries_module._TO_LIST, {"limit": 100})
+    dead = ask(large_journal, queries_module._DEAD, {"queue": None, "limit": 100, "after": 0})
     assert (touched(unlisted, "runs"), touched(dead, "attempts")) == (0, 0)
     assert max(unlisted.blocks, dead.blocks) <= 20
 
 
 @pytest.mark.parametrize("now", [t(60), t(-60)])
-def test_counting_the_work_of_queues_costs_what_is_counted(large: PostgresStorage, now: datetime) -> None:
-    plan = ask(large, queries_module._QUEUES, {"now": now, "limit": 50})
+def test_counting_the_work_of_queues_costs_what_is_counted(large_journal: PostgresStorage, now: datetime) -> None:
+    plan = ask(large_journal, queries_module._QUEUES, {"now": now, "limit": 50})
     assert ways(plan, "attempts") <= {"attempts_due", "attempts_leased"}
     # so many of each kind, of each lane, and its first row; not thousands
     assert touched(plan, "attempts") <= 300
 
 
 @pytest.mark.parametrize("limit", [1, 100])
-def test_a_backlog_costs_what_it_counts(large: PostgresStorage, limit: int) -> None:
+def test_a_backlog_costs_what_it_counts(large_journal: PostgresStorage, limit: int) -> None:
     # given thousands of attempts that are due, in one lane
     values: dict[str, Any] = {"queues": ["default"], "definitions": None, "limit": limit, "now": t(60)}
-    plan = ask(large, queries_module._BACKLOG, values)
+    plan = ask(large_journal, queries_module._BACKLOG, values)
     assert (plan.rows, ways(plan, "attempts")) == (1, {"attempts_due"})
     assert touched(plan, "attempts") <= limit + 2
     # when none of them is due yet, then one look at the lane's head is all
-    idle = ask(large, queries_module._BACKLOG, {**values, "now": t(-60)})
+    idle = ask(large_journal, queries_module._BACKLOG, {**values, "now": t(-60)})
     assert (idle.rows, ways(idle, "attempts")) == (0, {"attempts_due"})
     assert touched(idle, "attempts") <= 2
     assert idle.blocks <= 20
 
 
-def test_the_cursor_of_a_schedule_is_one_row_and_those_ahead_of_it(large: PostgresStorage) -> None:
+def test_the_cursor_of_a_schedule_is_one_row_and_those_ahead_of_it(large_journal: PostgresStorage) -> None:
     values = {"workflow": "flow1", "trigger": "nightly", "ahead": AHEAD, "limit": 10}
-    plan = ask(large, queries_module._CURSOR, values)
+    plan = ask(large_journal, queries_module._CURSOR, values)
     assert (plan.rows, ways(plan, "runs"), touched(plan, "runs")) == (1, {"runs_window"}, 1)
 
 

@@ -83,7 +83,7 @@ def test_a_journal_without_work_has_no_queues(fixture: QueriesFixture) -> None:
 
 
 @pytest.fixture
-def backlogged(fixture: QueriesFixture) -> QueriesFixture:
+def due_attempts(fixture: QueriesFixture) -> QueriesFixture:
     """Two attempts that are due and one beyond its lease, among others that cannot be claimed, and a paused queue."""
     for run, visible in (("f1", 0), ("f2", 5), ("f3", 500)):
         fixture.put(started(run), planned(run=run), scheduled(run, visible_at=t(visible)))
@@ -97,8 +97,8 @@ def backlogged(fixture: QueriesFixture) -> QueriesFixture:
     return fixture
 
 
-def test_a_backlog_counts_what_could_be_claimed_up_to_a_limit(backlogged: QueriesFixture) -> None:
-    backlog = backlogged.queries.backlog
+def test_a_backlog_counts_what_could_be_claimed_up_to_a_limit(due_attempts: QueriesFixture) -> None:
+    backlog = due_attempts.queries.backlog
     assert backlog(["slow", "default", "paused", "empty"], None, 100) == [
         BacklogRow("default", 3, T0),
         BacklogRow("slow", 1, T0),
@@ -113,8 +113,8 @@ def test_a_backlog_counts_work_of_every_priority(fixture: QueriesFixture) -> Non
     assert fixture.queries.backlog(["default"], None, 100) == [BacklogRow("default", 3, t(7))]
 
 
-def test_a_backlog_counts_only_what_one_has_the_definitions_for(backlogged: QueriesFixture) -> None:
-    backlog = backlogged.queries.backlog
+def test_a_backlog_counts_only_what_one_has_the_definitions_for(due_attempts: QueriesFixture) -> None:
+    backlog = due_attempts.queries.backlog
     known = scheduled("f1")
     mine = definition_key(known.workflow, known.definition_fingerprint)
     assert backlog(["default"], [mine], 100) == [BacklogRow("default", 3, T0)]

@@ -151,7 +151,7 @@ def test_tables_of_other_names_in_the_schema_are_no_hindrance(open_storage: Open
 
 
 @pytest.fixture
-def lowly(postgres_url: str, schema: str) -> Iterator[str]:
+def limited_role_url(postgres_url: str, schema: str) -> Iterator[str]:
     """The URL of a role that may not create schemas, and owns one."""
     names = {
         "role": sql.Identifier(f"lowly_{schema}"),
@@ -172,9 +172,9 @@ def lowly(postgres_url: str, schema: str) -> Iterator[str]:
         connection.execute(sql.SQL("DROP ROLE {role}").format(**names))
 
 
-def test_a_role_that_may_not_create_schemas_can_use_one_of_its_own(lowly: str, open_storage: Opener) -> None:
+def test_a_role_that_may_not_create_schemas_can_use_one_of_its_own(limited_role_url: str, open_storage: Opener) -> None:
     # given such a role
-    storage = open_storage(lowly)
+    storage = open_storage(limited_role_url)
     with raw(storage) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
         connection.execute("CREATE SCHEMA another")
     # when it makes its journal, then everything works
@@ -197,7 +197,7 @@ def work(storage: PostgresStorage) -> None:
 
 
 @pytest.fixture(params=[16])
-def older(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
+def older_server(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
     """A server of an older major version, if the wheel brings one."""
     shipped = wheel.installed()
     if request.param not in shipped:
@@ -220,15 +220,15 @@ def older(request: pytest.FixtureRequest) -> Iterator[EmbeddedPostgres]:
             server.stop()
 
 
-def test_the_journal_works_on_an_older_postgres_too(older: EmbeddedPostgres, open_storage: Opener) -> None:
-    storage = open_storage(older.url)
+def test_the_journal_works_on_an_older_postgres_too(older_server: EmbeddedPostgres, open_storage: Opener) -> None:
+    storage = open_storage(older_server.url)
     assert storage.upgrade() == CODE_VERSION
     work(storage)
     with raw(storage) as connection:
         version = connection.info.server_version // 10000
         with pytest.raises(psycopg.errors.RestrictViolation):
             connection.execute("DELETE FROM journal_entries")
-    assert version == older.status().major
+    assert version == older_server.status().major
 
 
 # --- from every version that was released ---------------------------------------------------------------------------
