@@ -22,6 +22,7 @@ from tests.scratch import SCRATCH
 pytest.register_assert_rewrite(
     "tests.journal.access",
     "tests.journal.dispatch_fixture",
+    "tests.journal.query_plans",
     "tests.plan_states",
     "tests.protocol.fold_assertions",
     "tests.rules",

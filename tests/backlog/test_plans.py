@@ -14,7 +14,7 @@ from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol import BACKLOG_THREAD
 from tests.facts import t, token_hash
 from tests.journal.access import raw
-from tests.journal.test_plans import explain
+from tests.journal.query_plans import explain
 
 MANY = 3_000
 

@@ -15,7 +15,7 @@ from squid_dagster.protocol.facts import Fact
 from tests.facts import T0, claimed, fenced, queue_paused, queued, scheduled, started, t
 from tests.journal.access import put, raw
 from tests.journal.queries.test_plans import touched, ways
-from tests.journal.test_plans import explain
+from tests.journal.query_plans import explain
 
 LANE = "orders/abc:external"
 # Thousands that a worker may claim, in another lane.

@@ -14,7 +14,7 @@ from squid_dagster.journal.postgres.queries import listing
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from tests.facts import cataloged, indexed, planned, queued, runnable, scheduled, started, t
 from tests.journal.access import put, raw
-from tests.journal.test_plans import Plan, explain
+from tests.journal.query_plans import Plan, explain
 
 RUNS, PAGE = 20_000, 50
 POSITION = 1_000_000  # of the last copy that is made, and so of the newest run

@@ -83,7 +83,7 @@ _DISPATCH = (
     Mutant("a decision is made from facts in the wrong order", TRANSACTION, "WHERE run_id = r.id ORDER BY position", "WHERE run_id = r.id ORDER BY position DESC", ("tests/runtime/agents/test_dispatch_agent.py",)),
     Mutant("a command is not looked for in the first entry", TRANSACTION, "WHERE thread = %(thread)s AND seq = 1)", "WHERE thread = %(thread)s AND seq = 0)", COMMANDS),
     Mutant("the last command of a key is the first", TRANSACTION, "%(key)s, 0)) ORDER BY seq", "%(key)s, 0)) ORDER BY seq DESC", COMMANDS),
-    Mutant("a command is looked for among those of any key", TRANSACTION, "= hashtextextended(%(thread)s || ' ' || %(key)s, 0)) ORDER", "IS NOT NULL) ORDER", ("tests/journal/test_plans.py",)),
+    Mutant("a command is looked for among those of any key", TRANSACTION, "= hashtextextended(%(thread)s || ' ' || %(key)s, 0)) ORDER", "IS NOT NULL) ORDER", ("tests/journal/test_read_plans.py",)),
     Mutant("dead letters are not looked for", TRANSACTION, "AND status = 'dead_lettered'\"\"\"", "AND status = 'completed'\"\"\"", COMMANDS),
     Mutant("children of any key are read", TRANSACTION, "WHERE md5(c.run_id || ' ' || c.child_key) = md5(%(run_id)s::text || ' ' || %(key)s::text)\n      AND c.run_id || '' = %(run_id)s AND c.child_key = %(key)s", "WHERE c.run_id = %(run_id)s", ("tests/runtime/plans/test_long_runs.py",)),
     Mutant("a changed fact is believed", READING, "digest = {schema}.entry_digest(thread, seq, type, run_id, occurred_at, data)", "true", ("tests/journal/storage/test_fidelity.py", CONTRACT,)),

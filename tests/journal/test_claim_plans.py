@@ -1,4 +1,4 @@
-"""What reading and claiming cost in a journal with thousands of other rows: the rows of the answer."""
+"""What claiming costs in a queue of thousands of attempts: the rows of the answer."""
 
 import json
 import re
@@ -9,30 +9,22 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg import sql
 
 from squid_dagster.journal.contract.clock import VirtualClock
 from squid_dagster.journal.contract.dispatch_store import Completed, Settlement, hash_token, new_claims
-from squid_dagster.journal.postgres import storage as storage_module
 from squid_dagster.journal.postgres import transaction as transaction_module
 from squid_dagster.journal.postgres.dispatch import attempt_queries
 from squid_dagster.journal.postgres.dispatch.dispatch_store import PostgresDispatchStore
 from squid_dagster.journal.postgres.storage import PostgresStorage
-from squid_dagster.protocol import run_thread
-from tests.facts import T0, cataloged, planned, queued, scheduled, signal, started, t
+from tests.facts import scheduled, t
 from tests.journal.access import put, raw
+from tests.journal.query_plans import explain
 from tests.journal.writers import plan as plan_end
 from tests.journal.writers import start
 
-MINE, ASKED, OTHERS, DEPTH = "run-mine", "run-asked", 4000, 20_000
+DEPTH = 20_000
 
-# Copies of the facts of one run, as facts of many others.
-_MORE_RUNS: LiteralString = """
-    INSERT INTO journal_entries
-    SELECT nextval('journal_numbers') << 20, replace(thread, 'run-0', 'other-' || n),
-           CASE WHEN thread LIKE '%%run-0' THEN seq ELSE 1000 + n * 10 + seq END, type, 'other-' || n,
-           occurred_at, data, digest
-      FROM journal_entries CROSS JOIN generate_series(1, %s) n WHERE run_id = 'run-0' ORDER BY n, position"""
+
 # Copies of one attempt: half of them urgent and not due, half of them due; of three definitions.
 _MORE_ATTEMPTS: LiteralString = """
     INSERT INTO attempts
@@ -42,41 +34,6 @@ _MORE_ATTEMPTS: LiteralString = """
                'definition', 'flow' || n %% 3 || '/',
                'due_at', CASE WHEN n %% 2 = 0 THEN a.due_at + interval '1 day' ELSE a.due_at END))).*
       FROM attempts a CROSS JOIN generate_series(1, %s) n WHERE a.run_id = 'deep-0'"""
-
-
-class Scan(NamedTuple):
-    """One node of a plan that reads a table."""
-
-    kind: str
-    table: str
-    by: str | None
-    rows: float
-    removed: float
-
-
-class Plan(NamedTuple):
-    """What a statement did."""
-
-    scans: list[Scan]
-    rows: float
-    blocks: int
-
-
-@pytest.fixture(scope="module")
-def large_journal(postgres_url: str) -> Iterator[PostgresStorage]:
-    """A journal with one run among thousands of others."""
-    storage = PostgresStorage(postgres_url, "plans", clock=VirtualClock(T0))
-    storage.upgrade()
-    for run in ("run-0", MINE):
-        put(storage, signal(run), started(run), planned(run=run), queued(run), scheduled(run), cataloged(run))
-    keyed = [signal(ASKED, at=n, idempotency_key=f"key-{n}") for n in range(1, 301)]
-    put(storage, signal(ASKED, idempotency_key="key-0"), started(ASKED), *keyed, *(signal(ASKED) for _ in range(300)))
-    with raw(storage) as connection:
-        connection.execute(_MORE_RUNS, (OTHERS,))
-        put(storage, *(signal(MINE, at=n) for n in range(1, 301)))
-        connection.execute("VACUUM ANALYZE journal_entries")
-    yield storage
-    storage.close()
 
 
 @pytest.fixture(scope="module")
@@ -92,105 +49,6 @@ def deep_queue(postgres_url: str) -> Iterator[PostgresStorage]:
         assert counts == (DEPTH // 2, DEPTH + 1)
     yield storage
     storage.close()
-
-
-def explain(connection: psycopg.Connection[Any], statement: sql.Composed | bytes, values: Any = ()) -> Plan:
-    """Run a statement and return what it read."""
-    query = statement if isinstance(statement, bytes) else statement.as_bytes(connection)
-    answer = connection.execute(b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + query, values).fetchone()
-    assert answer is not None
-    top = answer[0][0]["Plan"]
-    scans: list[Scan] = []
-
-    def walk(node: dict[str, Any]) -> None:
-        if "Relation Name" in node or "Index Name" in node:
-            removed = node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Index Recheck", 0)
-            rows, loops = node["Actual Rows"], node["Actual Loops"]
-            kind, table = node["Node Type"], node.get("Relation Name", "")
-            scans.append(Scan(kind, table, node.get("Index Name"), rows * loops, removed * loops))
-        for below in node.get("Plans", ()):
-            walk(below)
-
-    walk(top)
-    return Plan(scans, top["Actual Rows"], top.get("Shared Hit Blocks", 0) + top.get("Shared Read Blocks", 0))
-
-
-def reads_only(plan: Plan, index: str) -> None:
-    """Assert that the plan reads the journal by that index, and no row that it does not return."""
-    assert {scan.by for scan in plan.scans} - {None} == {index}
-    for scan in plan.scans:
-        assert scan.kind in ("Index Scan", "Index Only Scan", "Bitmap Index Scan", "Bitmap Heap Scan")
-        assert (scan.rows, scan.removed) == (plan.rows, 0)
-
-
-# --- reading --------------------------------------------------------------------------------------------------------
-
-
-def test_a_run_s_thread_is_read_by_its_index_and_nothing_else_is_touched(large_journal: PostgresStorage) -> None:
-    with raw(large_journal) as connection:
-        plan = explain(connection, large_journal.sql(storage_module._READ), (run_thread(MINE), 0, None))
-    assert plan.rows == 303
-    reads_only(plan, "journal_entries_thread")
-
-
-def test_a_thread_after_a_revision_costs_what_came_after_it(large_journal: PostgresStorage) -> None:
-    with raw(large_journal) as connection:
-        plan = explain(connection, large_journal.sql(storage_module._READ), (run_thread(MINE), 298, None))
-        page = explain(connection, large_journal.sql(storage_module._READ), (run_thread(MINE), 100, 7))
-        queue = explain(
-            connection, large_journal.sql(storage_module._READ), ("squid:dispatch:default", 1000 + OTHERS * 10, 5)
-        )
-    assert (plan.rows, page.rows, queue.rows) == (5, 7, 2)
-    for scanned in (plan, page, queue):
-        reads_only(scanned, "journal_entries_thread")
-        assert scanned.blocks <= 20
-
-
-def test_all_facts_of_one_run_are_read_by_its_index(large_journal: PostgresStorage) -> None:
-    with raw(large_journal) as connection:
-        whole = explain(connection, large_journal.sql(storage_module._READ_RUN), (MINE, None))
-        earlier = large_journal.read_run(MINE)[4].position
-        before = explain(connection, large_journal.sql(storage_module._READ_RUN), (MINE, earlier))
-    assert (whole.rows, before.rows) == (306, 4)
-    for scanned in (whole, before):
-        reads_only(scanned, "journal_entries_run")
-
-
-def test_a_command_is_found_by_its_key_however_many_its_run_has(large_journal: PostgresStorage) -> None:
-    with raw(large_journal) as connection:
-        for key, rows in (("key-7", 2), ("key-0", 1), ("other", 1)):
-            values = {"thread": run_thread(ASKED), "key": key}
-            plan = explain(connection, large_journal.sql(transaction_module._READ_SIGNALS), values)
-            # then it is read by its key, beside the first entry, which is not in that index
-            assert {scan.by for scan in plan.scans} - {None} == {"journal_entries_thread", "journal_entries_signals"}
-            assert plan.rows == rows
-            assert sum(scan.removed for scan in plan.scans) == 0
-            assert plan.blocks <= 20
-
-
-def test_a_slice_between_cuts_is_read_by_position(large_journal: PostgresStorage) -> None:
-    end = large_journal.cut()
-    with raw(large_journal) as connection:
-        last = explain(connection, large_journal.sql(storage_module._READ_BETWEEN), (end - 50, end, None))
-        middle = explain(connection, large_journal.sql(storage_module._READ_BETWEEN), (end // 2, end, 20))
-    assert (last.rows, middle.rows) == (50, 20)
-    for scanned in (last, middle):
-        reads_only(scanned, "journal_entries_pkey")
-        assert scanned.blocks <= 20
-
-
-def test_a_cut_reads_one_place_of_one_index_and_a_revision_no_entries(large_journal: PostgresStorage) -> None:
-    query = "SELECT seq_scan, idx_scan FROM pg_stat_xact_user_tables WHERE relid = 'journal_entries'::regclass"
-    with raw(large_journal, autocommit=False) as connection:
-        connection.execute("SELECT cut()")  # planned once per session, which reads the index, too
-        before = connection.execute(query).fetchone() or (0, 0)
-        connection.execute("SELECT cut()")
-        connection.execute(large_journal.sql(storage_module._REVISION), (run_thread(MINE),))
-        after = connection.execute(query).fetchone() or (0, 0)
-    assert (after[0] - before[0], after[1] - before[1]) == (0, 1)
-
-
-# --- claiming -------------------------------------------------------------------------------------------------------
 
 
 class Reads(NamedTuple):
