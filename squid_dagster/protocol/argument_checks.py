@@ -117,7 +117,7 @@ def _refusal(
 
 def _taken_by(function: Callable[..., Any], signature: inspect.Signature) -> _Taken:
     hints = typing.get_type_hints(function)
-    named = {}
+    named: dict[str, Any] = {}
     keywords = None
     for name, parameter in signature.parameters.items():
         hint = hints.get(name)

@@ -102,11 +102,11 @@ def stories(case: Case) -> dict[str, StepHistory]:
     def of(step: str) -> StepHistory:
         return by_step.setdefault(step, StepHistory())
 
-    for planned in case.run.planned.values():
-        if planned.runnable is not None:
-            story = of(planned.runnable.step)
-            story.visits.add(planned.runnable.idempotency_key)
-            story.runnable_input = planned.runnable.input
+    for plan in case.run.planned.values():
+        if plan.runnable is not None:
+            story = of(plan.runnable.step)
+            story.visits.add(plan.runnable.idempotency_key)
+            story.runnable_input = plan.runnable.input
     for attempt in case.record.unit.dispatch.attempts.values():
         story = of(attempt.step)
         story.attempts.append(attempt)

@@ -266,5 +266,12 @@ def _queue_row(queue: str, paused: bool, work: list[Attempt], now: datetime) -> 
     due = [attempt.due_at for attempt in work if attempt.due_at is not None and attempt.due_at <= now]
     expired = sum(attempt.expired(now) for attempt in claimed)
     visible = len(due) - expired
-    counts = (visible, len(work) - len(claimed) - visible, len(claimed) - expired, expired)
-    return QueueRow(queue, paused, *(min(count, MOST_COUNTED) for count in counts), min(due, default=None))
+    return QueueRow(
+        queue,
+        paused,
+        min(visible, MOST_COUNTED),
+        min(len(work) - len(claimed) - visible, MOST_COUNTED),
+        min(len(claimed) - expired, MOST_COUNTED),
+        min(expired, MOST_COUNTED),
+        min(due, default=None),
+    )
