@@ -214,11 +214,11 @@ def test_many_are_told_over_several_ticks_and_each_once(squid: Squid, monkeypatc
     monkeypatch.setattr(items, "PAGE", 2)
     runs = {squid.start("halted").run_id for _ in range(7)}
     ticks = SensorTicks(squid)
-    ticks = 0
+    tick_count = 0
     while len(ticks.received) < 7:
         assert len(ticks.new_items()) <= 3
-        ticks += 1
-        assert ticks < 20
+        tick_count += 1
+        assert tick_count < 20
     late = squid.start("halted").run_id
     for _ in range(10):
         ticks.tick()
