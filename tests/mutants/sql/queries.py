@@ -75,7 +75,7 @@ _DISPATCH = (
     Mutant("expired leases of ended and quarantined runs are shown", DISPATCH, "AND due_at IS NOT NULL AND (deliveries", "AND (deliveries", (CLAIMING,)),
     Mutant("the latest leases are shown first", DISPATCH, "ORDER BY lease_until, position LIMIT", "ORDER BY lease_until DESC, position LIMIT", (LEASES,)),
     Mutant("a plan is made without the latest facts", TRANSACTION, "AND seq > t.rev AND {PLANNED_BY} ORDER BY seq", "AND seq > t.rev AND type <> 'runnable_applied' ORDER BY seq", (FAST_HISTORIES,)),
-    Mutant("a plan is made from facts that were folded before", TRANSACTION, "AND seq > t.rev AND {PLANNED_BY}", "AND seq >= t.rev AND {PLANNED_BY}", (FAST_HISTORIES,)),
+    Mutant("a plan is made from facts that were folded before", TRANSACTION, "AND seq > t.rev AND {PLANNED_BY}", "AND seq >= t.rev AND {PLANNED_BY}", ("tests/runtime/plans/test_long_runs.py",)),
     Mutant("a plan is made from facts in the wrong order", TRANSACTION, "{PLANNED_BY} ORDER BY seq", "{PLANNED_BY} ORDER BY seq DESC", (FAST_HISTORIES,)),
     Mutant("a fast plan is made without the latest facts", RUN_STATES, "WHERE thread = k.id AND seq > k.rev AND {PLANNED_BY}", "WHERE thread = k.id AND seq > k.rev AND type <> 'runnable_applied'", (FAST_HISTORIES,)),
     Mutant("a fast plan is made from facts in the wrong order", RUN_STATES, "{PLANNED_BY} ORDER BY seq", "{PLANNED_BY} ORDER BY seq DESC", FAST),
