@@ -122,19 +122,20 @@ def settle_fast(
     if now is None:
         return {}
     kinds = plan if isinstance(plan, KindPlanner) else None
-    assumed = (_assumed(templates, members[run_id], plan, kinds, now) for run_id in sorted(members))
+    room = storage.max_fact_bytes
+    assumed = (_assumed(templates, members[run_id], plan, kinds, now, room) for run_id in sorted(members))
     runs = [run for run in assumed if run is not None]
     others = members.keys() - {run.run_id for run in runs}
     for run_id, known in read_states(storage, states, others).items():
         try:
-            runs.append(_planned(members[run_id], known, plan, now, templates.max_fact_bytes))
+            runs.append(_planned(members[run_id], known, plan, now, room))
         except Exception:  # noqa: BLE001  of the planner, or of what cannot be written: the general way reports it
             known.state.roll_back()
             states.put(run_id, *known)
     runs.sort(key=lambda run: run.run_id)
     if not runs:
         return {}
-    if sum(run.texts.size for run in runs) > commit_bytes(storage.max_fact_bytes):
+    if sum(run.texts.size for run in runs) > commit_bytes(room):
         _put_back(states, runs)
         raise GroupTooLarge(f"{len(runs)} runs, with what follows from their steps")
     written = _write(storage, states, runs, now)
@@ -172,19 +173,26 @@ def _members(settlements: Sequence[Settlement], claimed: Mapping[str, Attempt]) 
 
 
 def _assumed(
-    templates: SettleTemplates, members: list[_Member], plan: Planner, kinds: KindPlanner | None, now: datetime
+    templates: SettleTemplates,
+    members: list[_Member],
+    plan: Planner,
+    kinds: KindPlanner | None,
+    now: datetime,
+    max_fact_bytes: int,
 ) -> _Run | None:
     """Plan for a run without its state, by a template if there is one; return None if the planner needs the state."""
     if len(members) > 1:
         return None
     try:
-        filled = None if kinds is None else _filled(templates, members[0], kinds, now)
-        return filled or _planned(members, None, plan, now, templates.max_fact_bytes)
+        filled = None if kinds is None else _filled(templates, members[0], kinds, now, max_fact_bytes)
+        return filled or _planned(members, None, plan, now, max_fact_bytes)
     except Exception:  # noqa: BLE001  the plan by the run's state reports it
         return None
 
 
-def _filled(templates: SettleTemplates, member: _Member, plan: KindPlanner, now: datetime) -> _Run | None:
+def _filled(
+    templates: SettleTemplates, member: _Member, plan: KindPlanner, now: datetime, max_fact_bytes: int
+) -> _Run | None:
     """Fill in the template of a settlement; return None if there is none, or if a value has to be planned."""
     attempt, settlement = member.claimed, member.settlement
     result = settlement.outcome.result  # type: ignore[union-attr]  # completed
@@ -194,7 +202,7 @@ def _filled(templates: SettleTemplates, member: _Member, plan: KindPlanner, now:
 
     def plan_example(settlement: Settlement, claimed: Attempt, at: datetime) -> PlannedSettlement:
         members = [_Member(0, settlement, claimed)]
-        run = _planned(members, None, partial(plan.plan_kind, kind), at, templates.max_fact_bytes)
+        run = _planned(members, None, partial(plan.plan_kind, kind), at, max_fact_bytes)
         return PlannedSettlement(run.texts, _digests(run), bool(run.runnables))
 
     template = templates.find(kind, attempt, plan_example)

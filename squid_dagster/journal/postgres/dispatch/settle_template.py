@@ -138,7 +138,7 @@ class SettleTemplates:
 
     def __init__(self, max_fact_bytes: int) -> None:
         """Start without templates."""
-        self.max_fact_bytes = max_fact_bytes
+        self._max_fact_bytes = max_fact_bytes
         self._known: dict[Hashable, SettleTemplate | None] = {}
 
     def find(self, kind: Hashable, attempt: Attempt, plan: PlanExample) -> SettleTemplate | None:
@@ -156,7 +156,7 @@ class SettleTemplates:
         if template is None and key not in self._known:
             if len(self._known) >= _MOST:
                 self._known.clear()
-            template = self._known[key] = SettleTemplate.of(attempt, plan, self.max_fact_bytes)
+            template = self._known[key] = SettleTemplate.of(attempt, plan, self._max_fact_bytes)
         return template
 
 
