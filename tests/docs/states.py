@@ -15,18 +15,18 @@ from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.protocol.facts.base import FactBase
 from squid_dagster.runtime.adapters import adapters
-from tests.inspection.reasons import STORIES
-from tests.inspection.scenes import changed_order, order, scene
+from tests.inspection.reason_histories import HISTORIES
+from tests.inspection.run_histories import changed_order, order, start_history
 from tests.journal.access import EVERYTHING
 from tests.recovery.damage import spoil
 
 SHOP = """\
-from tests.inspection.scenes import order, saga
+from tests.inspection.run_histories import order, saga
 
 orders, trips = order(), saga()
 """
 CHANGED_SHOP = """\
-from tests.inspection.scenes import changed_order
+from tests.inspection.run_histories import changed_order
 
 orders = changed_order()
 """
@@ -38,9 +38,9 @@ def bring_about(storage: PostgresStorage, reason: RunReason) -> None:
     """Write the history of `run-1` that leads to this reason, as if it had just happened, and announce workers."""
     damaged = reason in (RunReason.UNREADABLE_ENTRY, RunReason.QUARANTINED)
     if damaged:
-        facts, known = scene(order()), dict[str, Any]()
+        facts, known = start_history(order()), dict[str, Any]()
     else:
-        facts, known = STORIES[reason]()
+        facts, known = HISTORIES[reason]()
     shift = storage.now() - facts.now
     for entry in facts.storage.read_between(0, EVERYTHING):
         assert isinstance(entry.fact, FactBase)

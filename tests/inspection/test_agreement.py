@@ -13,9 +13,8 @@ from squid_dagster.protocol import RunUnit
 from squid_dagster.protocol.errors import InvalidArgument, NotFound
 from squid_dagster.workflow import Workflow
 from tests.facts import t
-from tests.inspection.reasons import STORIES
-from tests.inspection.scenes import RUN, Scene, Somebody, changed_order, nothing, order, scene
-
+from tests.inspection.reason_histories import HISTORIES
+from tests.inspection.run_histories import RUN, LiveWorker, RunHistory, changed_order, nothing, order, start_history
 
 _PAST_SITUATIONS = (
     ("none given", "none alive"),
@@ -43,8 +42,8 @@ def ask(squid: Squid, **moment: Any) -> Answers:
     )
 
 
-def other_version(history: Scene) -> Workflow:
-    """Another version of the history's workflow."""
+def other_version(history: RunHistory) -> Workflow:
+    """Return another version of the history's workflow."""
     workflow = Workflow(history.definition.name, version="another")
     workflow.step(name="only")(nothing)
     return workflow
@@ -66,13 +65,13 @@ DEFINITIONS: dict[str, Any] = {
 }
 WORKERS: dict[str, Any] = {
     "none alive": lambda _: [],
-    "one of its version": lambda history: [Somebody("old", definitions=(history.definition.key,))],
-    "one of another version": lambda history: [Somebody("new", definitions=(other_version(history).freeze().key,))],
-    "one that takes anything": lambda _: [Somebody("any")],
+    "one of its version": lambda history: [LiveWorker("old", definitions=(history.definition.key,))],
+    "one of another version": lambda history: [LiveWorker("new", definitions=(other_version(history).freeze().key,))],
+    "one that takes anything": lambda _: [LiveWorker("any")],
 }
 
 
-def situations(history: Scene) -> Iterator[tuple[str, str, Squid]]:
+def situations(history: RunHistory) -> Iterator[tuple[str, str, Squid]]:
     """Yield a squid in every situation, with its name: which definitions it has, and which workers are alive."""
     squids = {name: Squid(history.storage, choose(history)) for name, choose in DEFINITIONS.items()}
     for alive, announce in WORKERS.items():
@@ -93,17 +92,19 @@ def assert_agreement(answers: Answers) -> None:
     beats = {(e["thread"], e["revision"]) for e in snapshot.history if e["type"] == "attempt_heartbeat"}
     assert shown - beats <= events <= shown
     assert snapshot.queue is None or explanation.queue == snapshot.queue
-    about = {(each.thread, each.revision) for each in explanation.evidence if each.type != "queue_paused"}
+    about = {(proof.thread, proof.revision) for proof in explanation.evidence if proof.type != "queue_paused"}
     assert about <= shown
     nodes = {node.id: {attempt.runnable_key: attempt for attempt in node.attempts} for node in graph.nodes}
-    assert {key for attempts in nodes.values() for key in attempts} == {each.runnable_key for each in snapshot.attempts}
+    assert {key for attempts in nodes.values() for key in attempts} == {
+        attempt.runnable_key for attempt in snapshot.attempts
+    }
     for attempt in snapshot.attempts:
         assert nodes[attempt.step][attempt.runnable_key] == attempt
 
 
 @pytest.mark.parametrize("reason", RunReason)
 def test_all_answers_agree_in_every_situation(reason: RunReason) -> None:
-    history, _ = STORIES[reason]()
+    history, _ = HISTORIES[reason]()
     by_facts = RunUnit.fold(history.storage.read_run(RUN)).run.status
 
     for definitions, alive, squid in situations(history):
@@ -123,7 +124,7 @@ def test_all_answers_agree_in_every_situation(reason: RunReason) -> None:
 
 @pytest.mark.parametrize("reason", RunReason)
 def test_all_answers_agree_about_every_moment_in_the_past(reason: RunReason) -> None:
-    history, _ = STORIES[reason]()
+    history, _ = HISTORIES[reason]()
     last = ask(Squid(history.storage)).snapshot.thread_revisions["run"]
     times = sorted({entry.fact.occurred_at for entry in history.storage.read_run(RUN)})
     history.advance(days=400)
@@ -135,42 +136,42 @@ def test_all_answers_agree_about_every_moment_in_the_past(reason: RunReason) -> 
         if (definitions, alive) not in _PAST_SITUATIONS:
             continue
         for number, moment in enumerate(moments):
-            found = ask(squid, **moment)
-            assert_agreement(found)
-            assert found.snapshot.as_of == moment.get("at", found.snapshot.as_of)
-            assert found.snapshot.status != "held"
-            assert found.explanation.next_actions == ()
-            is_open = not found.snapshot.terminal and found.snapshot.status != "quarantined"
-            assert ("unknown" in found.explanation.details) == is_open
+            answers_then = ask(squid, **moment)
+            assert_agreement(answers_then)
+            assert answers_then.snapshot.as_of == moment.get("at", answers_then.snapshot.as_of)
+            assert answers_then.snapshot.status != "held"
+            assert answers_then.explanation.next_actions == ()
+            is_open = not answers_then.snapshot.terminal and answers_then.snapshot.status != "quarantined"
+            assert ("unknown" in answers_then.explanation.details) == is_open
             # Workers of now say nothing about then.
-            assert answers.setdefault((definitions, number), found) == found
+            assert answers.setdefault((definitions, number), answers_then) == answers_then
 
 
 def test_who_held_the_claim_at_a_time_can_be_asked() -> None:
-    history = scene(order()).advance(minutes=3).claim("charge", lease=60, owner="worker-a").advance(seconds=50)
+    history = start_history(order()).advance(minutes=3).claim("charge", lease=60, owner="worker-a").advance(seconds=50)
     history.beat("charge").advance(minutes=5).claim("charge", owner="worker-b").advance(days=2)
     squid = history.inspection()
 
-    def told(at: datetime) -> tuple[str, str]:
-        found = squid.explain_run(RUN, at=at)
-        return found.reason, found.summary
+    def explained(at: datetime) -> tuple[str, str]:
+        explanation = squid.explain_run(RUN, at=at)
+        return explanation.reason, explanation.summary
 
-    assert told(t(60))[0] == "attempt_visible"
-    assert told(t(180 + 30)) == (
+    assert explained(t(60))[0] == "attempt_visible"
+    assert explained(t(180 + 30)) == (
         "attempt_claimed",
         "Worker 'worker-a' works on step 'charge' for 30 s (lease until 2026-01-01T00:04:00Z).",
     )
-    assert told(t(180 + 70))[1].endswith("for 1 min 10 s (lease until 2026-01-01T00:04:50Z).")
-    assert told(t(180 + 120))[0] == "expired_claim"
-    assert told(t(180 + 350 + 1))[1].startswith("Worker 'worker-b' works on")
+    assert explained(t(180 + 70))[1].endswith("for 1 min 10 s (lease until 2026-01-01T00:04:50Z).")
+    assert explained(t(180 + 120))[0] == "expired_claim"
+    assert explained(t(180 + 350 + 1))[1].startswith("Worker 'worker-b' works on")
     then = squid.inspect_run(RUN, at=t(180 + 30))
-    assert [(each.owner_id, each.status) for each in then.attempts] == [("worker-a", "claimed")]
+    assert [(attempt.owner_id, attempt.status) for attempt in then.attempts] == [("worker-a", "claimed")]
     assert squid.inspect_run_graph(RUN, at=t(180 + 120)).nodes[0].status == "expired"
     assert [event.kind for event in squid.inspect_run_timeline(RUN, at=t(180 + 30))][-1] == "attempt_claimed"
 
 
 def test_a_time_to_come_is_answered_as_now() -> None:
-    history = scene(order())
+    history = start_history(order())
     squid = history.inspection(changed_order().freeze(), workers=[])
 
     for at in (history.now, history.now + timedelta(days=1)):
@@ -183,7 +184,7 @@ def ask_again(squid: Any, **moment: Any) -> Answers:
 
 
 def test_a_moment_that_makes_no_sense_is_refused() -> None:
-    history = scene(order()).advance(days=1)
+    history = start_history(order()).advance(days=1)
     squid = history.inspection()
 
     for look in (squid.inspect_run, squid.explain_run, squid.inspect_run_graph, squid.inspect_run_timeline):
@@ -200,8 +201,8 @@ def test_a_moment_that_makes_no_sense_is_refused() -> None:
 
 
 def test_facts_after_a_later_one_are_not_of_then() -> None:
-    """A clock that was set back leaves facts out of order: what is shown is always how the journal begins."""
-    history = scene(order()).advance(hours=2).claim("charge")
+    """Set the clock back, which leaves facts out of order: what is shown is always how the journal begins."""
+    history = start_history(order()).advance(hours=2).claim("charge")
     early = history.completion("charge").model_copy(update={"occurred_at": t(60)})
     history.write(early)
     history.advance(days=1)

@@ -20,11 +20,11 @@ from squid_dagster.workflow import Workflow
 from squid_dagster.workflow.registry import Registry
 from tests.facts import STEPS, WORKFLOW, signal, t, with_fields
 from tests.histories import journals
-from tests.inspection.scenes import Somebody, nothing
+from tests.inspection.run_histories import LiveWorker, nothing
 
 
 def _billing() -> Workflow:
-    """A workflow with the names that random histories use."""
+    """Return a workflow with the names that random histories use."""
     workflow = Workflow(WORKFLOW)
     for name, following in zip(STEPS, [*STEPS[1:], "review"], strict=True):
         workflow.step(name=name)(nothing)
@@ -57,7 +57,7 @@ DEADLINES: tuple[dict[str, Any] | None, ...] = (
 
 
 def _dressed(draw: st.DrawFn, entry: Entry) -> Entry:
-    """Give the entry with what the runtime adds to facts: fingerprints, decisions and deadlines, good and bad."""
+    """Return the entry with what the runtime adds to facts: fingerprints, decisions and deadlines, good and bad."""
     fact: Any = entry.fact
     if isinstance(fact, MalformedFact | UnknownFact):
         return entry
@@ -69,7 +69,7 @@ def _dressed(draw: st.DrawFn, entry: Entry) -> Entry:
         case "runnables_planned":
             deadline = draw(st.sampled_from(DEADLINES))
             fact = with_fields(
-                fact, runnables=[each.model_copy(update={"deadline": deadline}) for each in fact.runnables]
+                fact, runnables=[runnable.model_copy(update={"deadline": deadline}) for runnable in fact.runnables]
             )
         case "manual_step_paused":
             fact = with_fields(fact, metadata={"deadline": draw(st.sampled_from(DEADLINES))})
@@ -80,13 +80,13 @@ def _dressed(draw: st.DrawFn, entry: Entry) -> Entry:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Any run of any journal, looked at with any knowledge of definitions, workers and queues."""
+    """Return any run of any journal, looked at with any knowledge of definitions, workers and queues."""
     journal = draw(journals())
-    runs = {run: found for run, found in by_run(journal).items() if run is not None}
+    runs = {run: entries for run, entries in by_run(journal).items() if run is not None}
     run_id = draw(st.sampled_from(sorted(runs))) if runs else "nobody"
     entries = runs.get(run_id) or [Entry(run_thread(run_id), 1, 1, signal(run_id))]
     queue = draw(st.sampled_from((None, QueueState("default", True), QueueState("default", False))))
-    workers = draw(st.sampled_from((None, [], [Somebody("w")], [Somebody("w", ("slow",), ("a/b",))])))
+    workers = draw(st.sampled_from((None, [], [LiveWorker("w")], [LiveWorker("w", ("slow",), ("a/b",))])))
     registry = draw(st.sampled_from((None, Registry(), Registry([BILLING]))))
     now = t(draw(st.sampled_from((0, 25, 60, 500))))
     dressed = [_dressed(draw, entry) for entry in entries]
@@ -95,12 +95,14 @@ def cases(draw: st.DrawFn) -> Case:
 
 @given(cases())
 def test_any_run_is_explained_by_facts_that_are_there(case: Case) -> None:
-    found = explain(case)
+    explanation = explain(case)
 
-    json.dumps(found.to_dict(), allow_nan=False)
-    assert found.summary.endswith(".")
-    assert {(each.thread, each.revision) for each in found.evidence} <= {(e.thread, e.seq) for e in case.record.entries}
-    assert found.next_actions or case.run.terminal_status == "completed"
+    json.dumps(explanation.to_dict(), allow_nan=False)
+    assert explanation.summary.endswith(".")
+    assert {(proof.thread, proof.revision) for proof in explanation.evidence} <= {
+        (e.thread, e.seq) for e in case.record.entries
+    }
+    assert explanation.next_actions or case.run.terminal_status == "completed"
 
 
 @given(cases())
@@ -111,11 +113,11 @@ def test_any_run_is_shown_as_its_facts_fold(case: Case) -> None:
     unit = RunUnit.fold(case.record.entries)
     assert shown.terminal_status == unit.run.terminal_status
     assert len(shown.anomalies) == len(unit.anomalies)
-    assert {each.runnable_key for each in shown.attempts} == set(unit.dispatch.attempts)
+    assert {attempt.runnable_key for attempt in shown.attempts} == set(unit.dispatch.attempts)
     assert shown.reason == explain(case).reason
     assert shown.status == explain(case).status
     assert shown.history is not None
-    assert [each["position"] for each in shown.history] == [each.position for each in case.record.entries]
+    assert [entry["position"] for entry in shown.history] == [entry.position for entry in case.record.entries]
     if case.run.stopped:
         lists = (shown.visible_attempts, shown.scheduled_attempts, shown.expired_claims, shown.dead_letters)
         assert not any(lists)

@@ -15,7 +15,7 @@ from squid_dagster.protocol import definition_key
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.workflow.registry import Registry
 from tests.facts import applied, child, planned, quarantined, queued, scheduled, started, step_paused, t, terminal
-from tests.inspection.scenes import Somebody, changed_order, order
+from tests.inspection.run_histories import LiveWorker, changed_order, order
 
 OLD, NEW = order().freeze(), changed_order().freeze()
 
@@ -56,7 +56,7 @@ def queries(storage: MemoryStorage) -> FoldQueries:
 
 
 def _ids(page: RunPage) -> list[str]:
-    return [each.run_id for each in page.runs]
+    return [run.run_id for run in page.runs]
 
 
 ALL = ["plain", "idle", "loose", "slow", "paused", "running", "failed", "completed"]
@@ -67,7 +67,7 @@ def test_all_runs_are_listed_newest_first(queries: FoldQueries) -> None:
 
     assert _ids(page) == ALL
     assert page.next_cursor is None
-    assert {each.run_id: each.status for each in page.runs} == {
+    assert {run.run_id: run.status for run in page.runs} == {
         "plain": "started",
         "idle": "idle",
         "loose": "new",
@@ -80,7 +80,7 @@ def test_all_runs_are_listed_newest_first(queries: FoldQueries) -> None:
 
 
 @pytest.mark.parametrize(
-    ("filters", "found"),
+    ("filters", "expected"),
     [
         ({"workflow": "orders"}, ["idle", "paused", "running", "completed"]),
         ({"status": "failed"}, ["failed"]),
@@ -95,8 +95,8 @@ def test_all_runs_are_listed_newest_first(queries: FoldQueries) -> None:
         ({"open_only": True, "status": "failed"}, []),
     ],
 )
-def test_every_filter_must_fit(queries: FoldQueries, filters: dict[str, Any], found: list[str]) -> None:
-    assert _ids(list_runs(queries, **filters)) == found
+def test_every_filter_must_fit(queries: FoldQueries, filters: dict[str, Any], expected: list[str]) -> None:
+    assert _ids(list_runs(queries, **filters)) == expected
 
 
 # --- pages ----------------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_a_filter_that_makes_no_sense_is_refused(queries: FoldQueries) -> None:
 def test_an_open_run_of_another_definition_is_held(queries: FoldQueries) -> None:
     page = list_runs(queries, registry=Registry([NEW]), workflow="orders")
 
-    assert {each.run_id: each.status for each in page.runs} == {
+    assert {run.run_id: run.status for run in page.runs} == {
         "idle": "held",
         "paused": "paused",
         "running": "held",
@@ -191,12 +191,12 @@ def test_an_open_run_of_another_definition_is_held(queries: FoldQueries) -> None
 
 
 def test_a_run_whose_definition_somebody_has_is_not_held(queries: FoldQueries) -> None:
-    old = Somebody("old", definitions=(definition_key("orders", OLD.fingerprint),))
+    old = LiveWorker("old", definitions=(definition_key("orders", OLD.fingerprint),))
 
     knowing: dict[str, Any] = {"registry": Registry([NEW]), "workers": [old]}
     for known in ({"registry": Registry([OLD, NEW])}, knowing, {}):
         page = list_runs(queries, workflow="orders", **known)
-        assert "held" not in [each.status for each in page.runs]
+        assert "held" not in [run.status for run in page.runs]
 
 
 def test_held_is_a_status_to_ask_for_and_the_others_do_not_hold_it(queries: FoldQueries) -> None:
@@ -229,8 +229,8 @@ class _Counting(FoldQueries):
 
     def __init__(self, rows: int) -> None:
         super().__init__(MemoryStorage())
-        told = {"status": "running", "workflow": "orders", "definition_fingerprint": "x", "anomalies": 0}
-        empty: dict[str, Any] = {**dict.fromkeys(RunRow._fields), **told}
+        history = {"status": "running", "workflow": "orders", "definition_fingerprint": "x", "anomalies": 0}
+        empty: dict[str, Any] = {**dict.fromkeys(RunRow._fields), **history}
         self.rows = [RunRow(**{**empty, "run_id": f"r{n}", "position": n}) for n in range(rows, 0, -1)]
         self.asked: list[int] = []
 

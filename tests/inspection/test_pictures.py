@@ -15,7 +15,7 @@ from squid_dagster.inspection.graph.mermaid import mermaid
 from squid_dagster.inspection.graph.palette import COLOURS
 from squid_dagster.inspection.graph.run_graph import RunGraph, graph
 from squid_dagster.inspection.graph.svg import svg
-from tests.inspection.scenes import fan, looping, order, saga, scene
+from tests.inspection.run_histories import fan, looping, order, saga, start_history
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = ['"]; click n0 "javascript:x"', "<script>alert(1)</script>", "a&b]]>", "\x01\x0b\ud7ff", "x" * 300, "`#quot;`"]
@@ -23,10 +23,12 @@ NASTY = ['"]; click n0 "javascript:x"', "<script>alert(1)</script>", "a&b]]>", "
 
 def _pictures() -> dict[str, RunGraph]:
     return {
-        "order": graph(scene(order()).do("charge").case()),
-        "saga": graph(scene(saga()).do("book").do("pay").do("mail").claim("ship").fail("ship").case()),
-        "fan": graph(scene(fan()).do("left").case()),
-        "looping": graph(scene(looping()).do("poll", {"again": True}).do("poll").do("look", {"tired": True}).case()),
+        "order": graph(start_history(order()).do("charge").case()),
+        "saga": graph(start_history(saga()).do("book").do("pay").do("mail").claim("ship").fail("ship").case()),
+        "fan": graph(start_history(fan()).do("left").case()),
+        "looping": graph(
+            start_history(looping()).do("poll", {"again": True}).do("poll").do("look", {"tired": True}).case()
+        ),
     }
 
 
@@ -129,9 +131,9 @@ def test_text_reads_on_its_own_ground_and_lines_on_light_and_dark_pages() -> Non
 
 
 def test_a_late_step_and_many_attempts_are_told() -> None:
-    told = scene(order()).claim("charge").fail("charge", retry_in=400).advance(minutes=5)
+    history = start_history(order()).claim("charge").fail("charge", retry_in=400).advance(minutes=5)
 
-    assert "step · retrying · 2 attempts · overdue" in graph(told.case()).to_svg()
+    assert "step · retrying · 2 attempts · overdue" in graph(history.case()).to_svg()
 
 
 def test_a_long_name_is_cut_and_stays_whole_in_its_title() -> None:
@@ -238,8 +240,8 @@ def test_a_chain_of_thousands_of_steps_is_laid_out() -> None:
 
 
 def test_time_is_not_part_of_a_picture() -> None:
-    told = scene(order())
-    early = graph(told.case()).to_svg()
-    told.clock.advance(timedelta(seconds=30))
+    history = start_history(order())
+    early = graph(history.case()).to_svg()
+    history.clock.advance(timedelta(seconds=30))
 
-    assert graph(told.case()).to_svg() == early
+    assert graph(history.case()).to_svg() == early

@@ -6,7 +6,7 @@ import pytest
 
 from squid_dagster.inspection import RunReason
 from squid_dagster.inspection.explain.diagnosis import RULES
-from tests.inspection.reasons import STORIES
+from tests.inspection.reason_histories import HISTORIES
 
 _CALLS = {
     "approve": "squid.approve('run-1', actor=...)",
@@ -69,49 +69,49 @@ SUMMARIES = {
 
 
 def test_every_reason_has_a_history_that_leads_to_it() -> None:
-    assert set(STORIES) == set(RunReason)
+    assert set(HISTORIES) == set(RunReason)
 
 
 @pytest.mark.parametrize("reason", RunReason)
 def test_the_history_of_a_reason_is_explained_by_it(reason: RunReason) -> None:
-    told, known = STORIES[reason]()
+    history, known = HISTORIES[reason]()
 
-    found = told.explain(**known)
+    explanation = history.explain(**known)
 
-    assert found.reason == reason.value
-    assert found.summary.endswith(".")
-    assert "\n" not in found.summary
-    assert found.as_of == told.now
+    assert explanation.reason == reason.value
+    assert explanation.summary.endswith(".")
+    assert "\n" not in explanation.summary
+    assert explanation.as_of == history.now
 
 
 @pytest.mark.parametrize("reason", RunReason)
 def test_every_answer_names_the_facts_that_prove_it(reason: RunReason) -> None:
-    told, known = STORIES[reason]()
+    history, known = HISTORIES[reason]()
 
-    found = told.explain(**known)
+    explanation = history.explain(**known)
 
-    assert found.evidence
-    for proof in found.evidence:
-        (entry,) = told.storage.read(proof.thread, after=proof.revision - 1, limit=1)
+    assert explanation.evidence
+    for proof in explanation.evidence:
+        (entry,) = history.storage.read(proof.thread, after=proof.revision - 1, limit=1)
         assert (entry.seq, entry.fact.type, entry.fact.occurred_at) == (proof.revision, proof.type, proof.occurred_at)
 
 
 @pytest.mark.parametrize("reason", RunReason)
 def test_actions_are_calls_that_can_be_copied(reason: RunReason) -> None:
-    told, known = STORIES[reason]()
+    history, known = HISTORIES[reason]()
 
-    for action in told.explain(**known).next_actions:
+    for action in history.explain(**known).next_actions:
         if action.action in _CALLS:
             assert action.call == _CALLS[action.action]
 
 
 @pytest.mark.parametrize("reason", RunReason)
 def test_an_explanation_is_json_with_stable_keys(reason: RunReason) -> None:
-    told, known = STORIES[reason]()
+    history, known = HISTORIES[reason]()
 
-    found = json.loads(json.dumps(told.explain(**known).to_dict()))
+    explanation = json.loads(json.dumps(history.explain(**known).to_dict()))
 
-    assert list(found) == [
+    assert list(explanation) == [
         "run_id",
         "workflow",
         "definition_version",
@@ -125,16 +125,16 @@ def test_an_explanation_is_json_with_stable_keys(reason: RunReason) -> None:
         "evidence",
         "as_of",
     ]
-    assert all(list(each) == ["thread", "revision", "type", "occurred_at"] for each in found["evidence"])
-    assert all(list(each) == ["action", "call", "note"] for each in found["next_actions"])
+    assert all(list(proof) == ["thread", "revision", "type", "occurred_at"] for proof in explanation["evidence"])
+    assert all(list(action) == ["action", "call", "note"] for action in explanation["next_actions"])
 
 
 def test_rules_are_looked_at_in_the_order_of_the_reasons() -> None:
     order_of = list(RunReason)
     places = []
     for reason in RunReason:
-        told, known = STORIES[reason]()
-        case = told.case(**known)
+        history, known = HISTORIES[reason]()
+        case = history.case(**known)
         place = next((i for i, rule in enumerate(RULES) if rule(case) is not None), len(RULES))
         places.append((place, order_of.index(reason)))
     assert places == sorted(places)
@@ -142,6 +142,6 @@ def test_rules_are_looked_at_in_the_order_of_the_reasons() -> None:
 
 @pytest.mark.parametrize("reason", SUMMARIES)
 def test_the_summary_is_a_sentence_that_a_person_can_act_on(reason: RunReason) -> None:
-    told, known = STORIES[reason]()
+    history, known = HISTORIES[reason]()
 
-    assert told.explain(**known).summary == SUMMARIES[reason]
+    assert history.explain(**known).summary == SUMMARIES[reason]

@@ -18,8 +18,8 @@ from squid_dagster.protocol.entries import StoredFact
 from squid_dagster.protocol.facts.base import FactBase
 from squid_dagster.workflow import Workflow, path
 from tests.facts import EXAMPLES, quarantined, t, token_hash, with_fields
-from tests.inspection.reasons import STORIES
-from tests.inspection.scenes import RUN, Scene, nothing
+from tests.inspection.reason_histories import HISTORIES
+from tests.inspection.run_histories import RUN, RunHistory, nothing
 
 SECRET = "hunter2"
 HIDDEN: dict[str, Any] = {"password": SECRET, "deep": [{"x-api-key": SECRET, "clientSecret": {"a": SECRET}}]}
@@ -28,13 +28,14 @@ _MORE_OBJECTS = ("execution_opts", "child_input", "actor")
 
 
 def _planted(fact: Fact) -> Fact:
-    """Give the fact with secrets wherever it can hold any, and in fields that nobody knows."""
+    """Return the fact with secrets wherever it can hold any, and in unknown fields."""
     known = type(fact).model_fields
     objects: dict[str, Any] = {name: HIDDEN for name in (*_OBJECTS, *_MORE_OBJECTS) if name in known}
     if fact.type == "runnables_planned":
         # Planned and scheduled intents must agree, or nothing else of the run is followed.
         objects["runnables"] = [
-            each.model_copy(update={"input": HIDDEN, "recovery": HIDDEN, "deadline": HIDDEN}) for each in fact.runnables
+            runnable.model_copy(update={"input": HIDDEN, "recovery": HIDDEN, "deadline": HIDDEN})
+            for runnable in fact.runnables
         ]
     if fact.type in ("runnable_applied", "manual_step_resolved"):
         old = fact.transition or {}
@@ -48,11 +49,11 @@ def _asked() -> dict[str, Any]:
     return {"path": ["user", "password"], "operator": "==", "value": SECRET}
 
 
-def _replanted(told: Scene) -> Scene:
-    """Give the same history with secrets in every fact."""
-    again = Scene(told.definition, told.clock)
+def _replanted(history: RunHistory) -> RunHistory:
+    """Return the same history with secrets in every fact."""
+    again = RunHistory(history.definition, history.clock)
     whole = sorted(
-        (entry for thread in ("squid:run:run-1", "squid:dispatch:default") for entry in told.storage.read(thread)),
+        (entry for thread in ("squid:run:run-1", "squid:dispatch:default") for entry in history.storage.read(thread)),
         key=lambda entry: entry.position,
     )
     for entry in whole:
@@ -62,12 +63,12 @@ def _replanted(told: Scene) -> Scene:
 
 
 def _everything(case: Case) -> str:
-    """All that inspection can say about a run, in every form."""
+    """Return all that inspection can say about a run, in every form."""
     views = [snapshot(case, include_history=True), explain(case), graph(case, include_history=True)]
     events = timeline(case.record)
     drawn = graph(case)
     parts = [repr(views), repr(events), str(views), drawn.to_svg(), drawn.to_mermaid()]
-    parts += [json.dumps(each.to_dict()) for each in (*views, *events)]  # type: ignore[attr-defined]
+    parts += [json.dumps(shown.to_dict()) for shown in (*views, *events)]  # type: ignore[attr-defined]
     return "\n".join(parts)
 
 
@@ -76,25 +77,25 @@ def test_there_is_a_place_for_a_secret_in_every_fact() -> None:
         assert SECRET in repr(_planted(fact))
 
 
-@pytest.mark.parametrize("reason", [each for each in RunReason if each is not RunReason.UNREADABLE_ENTRY])
+@pytest.mark.parametrize("reason", [reason for reason in RunReason if reason is not RunReason.UNREADABLE_ENTRY])
 def test_no_secret_is_shown_whatever_the_run_waits_for(reason: RunReason) -> None:
-    told, known = STORIES[reason]()
-    told = _replanted(told)
+    history, known = HISTORIES[reason]()
+    history = _replanted(history)
 
-    text = _everything(told.case(**known))
+    text = _everything(history.case(**known))
 
     assert SECRET not in text
     assert "[REDACTED]" in text
     assert "claim_token_hash" not in text
     for number in range(1, 5):
         assert token_hash(f"claim-{number}") not in text
-    assert SECRET not in repr(list_runs(FoldQueries(told.storage)))
+    assert SECRET not in repr(list_runs(FoldQueries(history.storage)))
 
 
 def test_no_secret_is_shown_of_what_cannot_be_read() -> None:
-    told, known = STORIES[RunReason.UNREADABLE_ENTRY]()
+    history, known = HISTORIES[RunReason.UNREADABLE_ENTRY]()
 
-    assert SECRET not in _everything(told.case(**known))
+    assert SECRET not in _everything(history.case(**known))
 
 
 def test_no_secret_is_shown_of_a_fact_from_a_later_version() -> None:
@@ -111,10 +112,12 @@ def test_no_secret_is_shown_of_a_fact_from_a_later_version() -> None:
 
 
 def test_the_reason_of_a_quarantine_quotes_no_value() -> None:
-    told, _ = STORIES[RunReason.ATTEMPT_VISIBLE]()
-    told.write(quarantined(reason=f"metadata: Input should be an object (got '{SECRET}'); b: wrong (got '{SECRET}')"))
+    history, _ = HISTORIES[RunReason.ATTEMPT_VISIBLE]()
+    history.write(
+        quarantined(reason=f"metadata: Input should be an object (got '{SECRET}'); b: wrong (got '{SECRET}')")
+    )
 
-    text = _everything(told.case())
+    text = _everything(history.case())
 
     assert SECRET not in text
     assert "Input should be an object" in text
@@ -127,9 +130,9 @@ def test_an_output_whose_name_is_a_secret_is_one() -> None:
     workflow.route("login", to="use", when=path("session_token.value") == SECRET)
     workflow.route("login", to="complete")
     workflow.route("use", to="complete")
-    told = Scene(workflow.freeze()).start().do("login", {"harmless": 1})
+    history = RunHistory(workflow.freeze()).start().do("login", {"harmless": 1})
 
-    shown = snapshot(told.case())
+    shown = snapshot(history.case())
 
     assert shown.outputs == {"session_token": "[REDACTED]"}
-    assert SECRET not in _everything(told.case())
+    assert SECRET not in _everything(history.case())

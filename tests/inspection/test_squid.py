@@ -14,7 +14,7 @@ from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.errors import IncompatibleDefinition, InvalidArgument, NotFound
 from squid_dagster.workflow import Defer, Fail, Retry, Workflow, path
-from tests.inspection.scenes import nothing
+from tests.inspection.run_histories import nothing
 
 
 class Shop:
@@ -53,8 +53,8 @@ class Shop:
 def storage(request: pytest.FixtureRequest, clock: VirtualClock) -> Storage:
     """An empty journal, in every adapter."""
     if request.param == "postgres":
-        found: Storage = request.getfixturevalue("postgres_virtual")
-        return found
+        storage: Storage = request.getfixturevalue("postgres_virtual")
+        return storage
     return MemoryStorage(clock, atomic_across_threads=request.param == "memory")
 
 
@@ -73,17 +73,17 @@ def squid(storage: Storage, shop: Shop) -> Iterator[Squid]:
 
 
 def _reason(squid: Squid, run_id: str) -> str:
-    found: Explanation = squid.explain_run(run_id)
-    assert found.reason == squid.explain_run(run_id).reason
-    for proof in found.evidence:
+    explanation: Explanation = squid.explain_run(run_id)
+    assert explanation.reason == squid.explain_run(run_id).reason
+    for proof in explanation.evidence:
         (entry,) = squid.journal.read(proof.thread, after=proof.revision - 1, limit=1)
         assert entry.fact.type == proof.type
-    return found.reason
+    return explanation.reason
 
 
 def _do(squid: Squid, run_id: str, action: str) -> None:
-    """Do what the explanation names, by the very call that it shows."""
-    named = {each.action: each.call for each in squid.explain_run(run_id).next_actions}
+    """Execute what the explanation names, by the very call that it shows."""
+    named = {action.action: action.call for action in squid.explain_run(run_id).next_actions}
     call = named[action]
     assert call is not None
     eval(call.replace("actor=...", "actor='ada'"), {"squid": squid})  # noqa: S307
@@ -115,7 +115,7 @@ def test_a_run_is_explained_all_the_way(squid: Squid, shop: Shop, clock: Virtual
     shown = squid.inspect_run(run_id)
     assert (shown.status, shown.anomalies) == ("completed", ())
     assert shown.outputs["charge"] == {"amount": 500}
-    assert [each.signal_type for each in shown.command_history] == ["start_run", "approve_run"]
+    assert [command.signal_type for command in shown.command_history] == ["start_run", "approve_run"]
 
 
 def test_every_earlier_revision_can_be_seen(squid: Squid, shop: Shop) -> None:
@@ -127,7 +127,7 @@ def test_every_earlier_revision_can_be_seen(squid: Squid, shop: Shop) -> None:
         pass
 
     last = squid.inspect_run(run_id).thread_revisions["run"]
-    statuses = [squid.inspect_run(run_id, at_revision=each).status for each in range(1, last + 1)]
+    statuses = [squid.inspect_run(run_id, at_revision=revision).status for revision in range(1, last + 1)]
 
     assert statuses[0] == "new"
     assert "paused" in statuses
@@ -141,7 +141,7 @@ def test_a_paused_queue_is_resumed_by_the_call_that_the_explanation_names(squid:
     squid.pause_queue("default", actor="ada")
 
     assert _reason(squid, run_id) == "queue_paused"
-    assert "queue_paused" in [each.type for each in squid.explain_run(run_id).evidence]
+    assert "queue_paused" in [proof.type for proof in squid.explain_run(run_id).evidence]
     assert squid.execute_next() is None
     _do(squid, run_id, "resume_queue")
     assert squid.execute_next() is not None
@@ -173,9 +173,9 @@ def test_a_failed_run_is_undone_and_then_replayed(squid: Squid, shop: Shop) -> N
     assert squid.inspect_run(run_id).reason == "compensating"
     assert drawn.current_node_ids == ("compensate:charge",)
     squid.execute_next()
-    found = squid.explain_run(run_id)
-    assert (found.reason, found.step, found.status) == ("terminal", "ship", "failed")
-    assert "out of stock" in found.summary
+    explanation = squid.explain_run(run_id)
+    assert (explanation.reason, explanation.step, explanation.status) == ("terminal", "ship", "failed")
+    assert "out of stock" in explanation.summary
     _do(squid, run_id, "replay")
     assert len(squid.list_runs().runs) == 2
 
@@ -188,8 +188,8 @@ def test_a_run_of_a_changed_workflow_is_held_until_its_version_is_back(squid: Sq
 
     assert later.inspect_run(run_id).status == "held"
     assert later.explain_run(run_id).reason == "held"
-    assert [each.status for each in later.list_runs().runs] == ["held"]
-    assert [each.status for each in later.list_runs(status="held").runs] == ["held"]
+    assert [run.status for run in later.list_runs().runs] == ["held"]
+    assert [run.status for run in later.list_runs(status="held").runs] == ["held"]
     assert later.execute_next() is None
     with pytest.raises(IncompatibleDefinition):
         later.replay(run_id)
@@ -218,9 +218,9 @@ def test_runs_are_listed_page_by_page(squid: Squid) -> None:
     first = squid.list_runs(limit=4)
     second = squid.list_runs(limit=4, cursor=first.next_cursor)
 
-    assert [each.run_id for page in (first, second) for each in page.runs] == ids[::-1]
+    assert [run.run_id for page in (first, second) for run in page.runs] == ids[::-1]
     assert second.next_cursor is None
-    assert [each.run_id for each in squid.list_runs(status="cancelled").runs] == [ids[3]]
+    assert [run.run_id for run in squid.list_runs(status="cancelled").runs] == [ids[3]]
     with pytest.raises(InvalidArgument, match="other filters"):
         squid.list_runs(limit=4, cursor=first.next_cursor, status="cancelled")
 
@@ -233,8 +233,8 @@ def test_the_timeline_tells_every_fact_of_a_run(squid: Squid) -> None:
     events = squid.inspect_run_timeline(run_id)
 
     assert events[0].summary == "ada asked for the run."
-    assert [each for each in events if each.refused] == []
-    assert any(each.summary == "The run completed." for each in events)
+    assert [event for event in events if event.refused] == []
+    assert any(event.summary == "The run completed." for event in events)
     assert len(events) == len(squid.journal.read_run(run_id))
 
 

@@ -1,4 +1,4 @@
-"""What happened to a run, told in order."""
+"""What happened to a run, in order."""
 
 import pytest
 
@@ -22,19 +22,19 @@ from tests.facts import (
     terminal,
     unknown,
 )
-from tests.inspection.reasons import damaged
-from tests.inspection.scenes import RUN, Scene, looping, order, saga, scene
+from tests.inspection.reason_histories import damaged
+from tests.inspection.run_histories import RUN, RunHistory, looping, order, saga, start_history
 
 
-def _told(told: Scene) -> list[str]:
-    return [event.summary for event in told.inspection().inspect_run_timeline(RUN)]
+def _told(history: RunHistory) -> list[str]:
+    return [event.summary for event in history.inspection().inspect_run_timeline(RUN)]
 
 
 def test_a_run_is_told_from_its_start_to_its_end() -> None:
-    told = scene(order()).claim("charge").fail("charge", retry_in=10).advance(seconds=10).do("charge")
-    told.advance(hours=1).do("rest").do("check", {"amount": 500}).decide("approved", comment="fine by me")
+    history = start_history(order()).claim("charge").fail("charge", retry_in=10).advance(seconds=10).do("charge")
+    history.advance(hours=1).do("rest").do("check", {"amount": 500}).decide("approved", comment="fine by me")
 
-    assert _told(told) == [
+    assert _told(history) == [
         "ada asked for the run.",
         "The run of workflow 'orders', version '1' started.",
         "The run's work goes through queue 'default'.",
@@ -64,9 +64,9 @@ def test_a_run_is_told_from_its_start_to_its_end() -> None:
 
 
 def test_undoing_is_told_as_such() -> None:
-    told = scene(saga()).do("book").claim("pay").fail("pay").do("compensate:book")
+    history = start_history(saga()).do("book").claim("pay").fail("pay").do("compensate:book")
 
-    assert _told(told)[-7:] == [
+    assert _told(history)[-7:] == [
         "Step 'pay' counts as failed; with that, the run has failed.",
         "The run planned 'compensate:book'.",
         "The undoing of step 'book' was put on queue 'default'.",
@@ -78,30 +78,30 @@ def test_undoing_is_told_as_such() -> None:
 
 
 def test_deferrals_pauses_and_dead_letters_are_told() -> None:
-    told = scene(saga()).claim("book").defer("book", 60, "not yet").advance(seconds=60).do("book").do("pay")
-    told.do("mail").die("ship")
+    history = start_history(saga()).claim("book").defer("book", 60, "not yet").advance(seconds=60).do("book").do("pay")
+    history.do("mail").die("ship")
 
-    summaries = _told(told)
+    summaries = _told(history)
 
     assert "Step 'book' deferred itself until 2026-01-01T00:01:00Z: not yet." in summaries
     assert summaries[-1] == "Step 'ship' was handed out 2 times and never finished: it is a dead letter."
-    assert ["was lost, which need not be the step's own fault" in each for each in summaries[-3:]] == [
+    assert ["was lost, which need not be the step's own fault" in summary for summary in summaries[-3:]] == [
         False,
         True,
         False,
     ]
-    told = scene(looping()).do("poll").do("look", {"tired": True}).decide("resumed")
-    assert "Step 'breathe' waits for somebody to resume it." in _told(told)
-    assert "Step 'breathe' was resumed." in _told(told)
+    history = start_history(looping()).do("poll").do("look", {"tired": True}).decide("resumed")
+    assert "Step 'breathe' waits for somebody to resume it." in _told(history)
+    assert "Step 'breathe' was resumed." in _told(history)
 
 
 def test_heartbeats_that_follow_each_other_are_one_event() -> None:
-    told = scene(order()).claim("charge")
+    history = start_history(order()).claim("charge")
     for _ in range(3):
-        told.advance(seconds=20).beat("charge")
-    told.complete("charge")
+        history.advance(seconds=20).beat("charge")
+    history.complete("charge")
 
-    (beat,) = [each for each in told.inspection().inspect_run_timeline(RUN) if each.kind == "attempt_heartbeat"]
+    (beat,) = [event for event in history.inspection().inspect_run_timeline(RUN) if event.kind == "attempt_heartbeat"]
 
     assert beat.summary == (
         "Step 'charge' is still being worked on, until 2026-01-01T00:02:00Z (3 heartbeats since 2026-01-01T00:00:20Z)."
@@ -110,30 +110,30 @@ def test_heartbeats_that_follow_each_other_are_one_event() -> None:
 
 
 def test_heartbeats_of_the_next_worker_are_another_event() -> None:
-    told = scene(order()).claim("charge", lease=10).advance(seconds=5).beat("charge", lease=10)
-    told.advance(seconds=30).claim("charge").advance(seconds=5).beat("charge")
+    history = start_history(order()).claim("charge", lease=10).advance(seconds=5).beat("charge", lease=10)
+    history.advance(seconds=30).claim("charge").advance(seconds=5).beat("charge")
 
-    beats = [each for each in told.inspection().inspect_run_timeline(RUN) if each.kind == "attempt_heartbeat"]
+    beats = [event for event in history.inspection().inspect_run_timeline(RUN) if event.kind == "attempt_heartbeat"]
 
-    assert [each.details["count"] for each in beats] == [1, 1]
+    assert [beat.details["count"] for beat in beats] == [1, 1]
 
 
 def test_a_refused_fact_is_told_as_refused() -> None:
-    told = scene(order()).claim("charge").advance(seconds=20)
-    told.write(claimed(step="charge", claim="thief", at=20), completed(step="charge", claim="thief", at=20))
+    history = start_history(order()).claim("charge").advance(seconds=20)
+    history.write(claimed(step="charge", claim="thief", at=20), completed(step="charge", claim="thief", at=20))
 
-    events = told.inspection().inspect_run_timeline(RUN)[-2:]
+    events = history.inspection().inspect_run_timeline(RUN)[-2:]
 
-    assert [each.refused for each in events] == ["active_claim", "stale_claim"]
+    assert [event.refused for event in events] == ["active_claim", "stale_claim"]
     assert events[0].summary.startswith("Refused (active claim): Step 'charge' was claimed by worker 'worker-thief'")
 
 
 def test_what_follows_from_a_decision_is_told_after_it_wherever_it_was_written() -> None:
-    told = Scene(order().freeze())
-    told.write(queued(), scheduled(), signal(), started(), planned())
-    told.write(fenced(at=50), terminal(), scheduled(step="ship", at=60), queued(at=70))
+    history = RunHistory(order().freeze())
+    history.write(queued(), scheduled(), signal(), started(), planned())
+    history.write(fenced(at=50), terminal(), scheduled(step="ship", at=60), queued(at=70))
 
-    kinds = [(each.kind, each.position) for each in told.inspection().inspect_run_timeline(RUN)]
+    kinds = [(event.kind, event.position) for event in history.inspection().inspect_run_timeline(RUN)]
 
     assert kinds == [
         ("run_signal_received", 3),
@@ -149,9 +149,9 @@ def test_what_follows_from_a_decision_is_told_after_it_wherever_it_was_written()
 
 
 def test_events_say_who_where_and_which_step() -> None:
-    told = scene(order()).claim("charge")
+    history = start_history(order()).claim("charge")
 
-    first, *_, last = told.inspection().inspect_run_timeline(RUN)
+    first, *_, last = history.inspection().inspect_run_timeline(RUN)
 
     assert (first.actor, first.step, first.thread, first.revision) == ("ada", None, "squid:run:run-1", 1)
     assert (last.actor, last.step, last.thread, last.revision) == ("worker-a", "charge", "squid:dispatch:default", 3)
@@ -171,7 +171,7 @@ def test_events_say_who_where_and_which_step() -> None:
 
 
 def test_an_entry_that_cannot_be_read_is_told_without_what_it_holds() -> None:
-    (event,) = [each for each in timeline(damaged().case().record) if each.refused is not None]
+    (event,) = [event for event in timeline(damaged().case().record) if event.refused is not None]
 
     assert event.summary == "An entry of type 'attempt_scheduled' cannot be read: step: wrong."
     assert (event.refused, event.details) == ("malformed_entry", {})
@@ -180,9 +180,9 @@ def test_an_entry_that_cannot_be_read_is_told_without_what_it_holds() -> None:
 @pytest.mark.parametrize("fact", [*EXAMPLES[: -len(CARD_EXAMPLES)]], ids=lambda fact: fact.type)
 def test_every_fact_has_a_sentence(fact: object) -> None:
     for step in ("charge", "compensate:charge", None):
-        told = sentence(fact, step)  # type: ignore[arg-type]
-        assert told[0].isupper() or told.startswith("ada")
-        assert told.endswith(".")
+        history = sentence(fact, step)  # type: ignore[arg-type]
+        assert history[0].isupper() or history.startswith("ada")
+        assert history.endswith(".")
 
 
 def test_all_types_of_facts_are_among_the_examples() -> None:
@@ -202,10 +202,10 @@ def test_a_plan_of_many_is_cut() -> None:
 
 
 def test_an_earlier_revision_has_a_shorter_story() -> None:
-    told = scene(order()).do("charge")
+    history = start_history(order()).do("charge")
 
-    assert len(told.inspection().inspect_run_timeline(RUN, at_revision=1)) == 1
+    assert len(history.inspection().inspect_run_timeline(RUN, at_revision=1)) == 1
     with pytest.raises(InvalidArgument, match="from 1 to 5"):
-        told.inspection().inspect_run_timeline(RUN, at_revision=9)
+        history.inspection().inspect_run_timeline(RUN, at_revision=9)
     with pytest.raises(NotFound):
-        told.inspection().inspect_run_timeline("run-9")
+        history.inspection().inspect_run_timeline("run-9")

@@ -1,7 +1,4 @@
-"""Histories as the runtime writes them, one move at a time, on a storage in memory and by the real planner.
-
-A scene is one run. It writes facts and nothing else: what they mean is for inspection to say.
-"""
+"""`RunHistory`: facts as the runtime writes them, one after the other, in memory and by the real planner."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -50,7 +47,7 @@ def charge(order_id: str) -> dict[str, Any]:
 
 
 def nothing() -> None:
-    """Do nothing."""
+    """Return nothing."""
 
 
 def undo() -> None:
@@ -81,7 +78,7 @@ def order(version: str | None = "1") -> Workflow:
 
 
 def changed_order() -> Workflow:
-    """Another workflow of the same name."""
+    """Return another workflow of the same name."""
     workflow = Workflow("orders", payload=Order, version="2")
     workflow.step(name="charge")(charge)
     workflow.route("charge", to="complete")
@@ -89,7 +86,7 @@ def changed_order() -> Workflow:
 
 
 def fan() -> Workflow:
-    """Three steps side by side, and one that joins them."""
+    """Return a workflow of three steps side by side, and one that joins them."""
     workflow = Workflow("fan", version="1")
     for name in ("left", "middle", "right"):
         workflow.step(name=name)(nothing)
@@ -98,7 +95,7 @@ def fan() -> Workflow:
 
 
 def saga() -> Workflow:
-    """Two steps that can be undone, one that cannot, and one that may fail."""
+    """Return a workflow of two steps that can be undone, one that cannot, and one that may fail."""
     workflow = Workflow("saga", version="1")
     workflow.step(name="book", compensate=undo)(nothing)
     workflow.step(name="pay", compensate=undo)(nothing)
@@ -110,7 +107,7 @@ def saga() -> Workflow:
 
 
 def looping() -> Workflow:
-    """A step that is visited again until it is content, by two ways, and one that comes back to itself."""
+    """Return a workflow with a step that is visited again by two ways, and one that comes back to itself."""
     workflow = Workflow("looping", version="1", entry="poll")
     workflow.step(name="poll", max_visits=5)(nothing)
     workflow.step(name="look", max_visits=5)(nothing)
@@ -124,7 +121,7 @@ def looping() -> Workflow:
     return workflow
 
 
-class Somebody(NamedTuple):
+class LiveWorker(NamedTuple):
     """A worker as it announces itself."""
 
     worker_id: str
@@ -135,7 +132,7 @@ class Somebody(NamedTuple):
 
 
 @dataclass
-class Scene:
+class RunHistory:
     """One run of a workflow, and the clock it lives by."""
 
     definition: Definition
@@ -159,7 +156,7 @@ class Scene:
         for fact in facts:
             self.storage.append(fact.thread, [fact])
 
-    def advance(self, **span: float) -> "Scene":
+    def advance(self, **span: float) -> "RunHistory":
         self.clock.advance(timedelta(**span))
         return self
 
@@ -169,7 +166,7 @@ class Scene:
         base = {"run_id": self.run_id, "occurred_at": self.now, "payload": {}, "metadata": {}}
         self.write(RunSignalReceived(**{**base, "signal_type": signal_type, **fields}))
 
-    def start(self, **fields: Any) -> "Scene":
+    def start(self, **fields: Any) -> "RunHistory":
         definition = self.definition
         base = {
             "run_id": self.run_id,
@@ -187,11 +184,11 @@ class Scene:
         return self
 
     def attempt(self, step: str) -> Attempt:
-        """The latest attempt at a step."""
-        found = [a for a in self.unit.dispatch.attempts.values() if a.step == step]
-        return max(found, key=lambda a: (a.position, a.attempt_number))
+        """Return the latest attempt at a step."""
+        attempts = [a for a in self.unit.dispatch.attempts.values() if a.step == step]
+        return max(attempts, key=lambda a: (a.position, a.attempt_number))
 
-    def claim(self, step: str, lease: float = 60, owner: str = "worker-a") -> "Scene":
+    def claim(self, step: str, lease: float = 60, owner: str = "worker-a") -> "RunHistory":
         attempt = self.attempt(step)
         assert attempt.status in OPEN
         self.claims += 1
@@ -216,7 +213,7 @@ class Scene:
             "occurred_at": self.now,
         }
 
-    def beat(self, step: str, lease: float = 60) -> "Scene":
+    def beat(self, step: str, lease: float = 60) -> "RunHistory":
         fence = self._fence(self.attempt(step))
         self.write(AttemptHeartbeat(**fence, lease_until=self.now + timedelta(seconds=lease)))
         return self
@@ -233,28 +230,28 @@ class Scene:
         said = error or {"type": "ValueError", "message": "declined"}
         return AttemptFailed(**self._fence(attempt), error=said, **retry)
 
-    def complete(self, step: str, result: Any = None) -> "Scene":
+    def complete(self, step: str, result: Any = None) -> "RunHistory":
         self.write(self.completion(step, result))
         return self.settle(self.attempt(step).runnable_key)
 
-    def fail(self, step: str, retry_in: float | None = None, error: dict[str, Any] | None = None) -> "Scene":
+    def fail(self, step: str, retry_in: float | None = None, error: dict[str, Any] | None = None) -> "RunHistory":
         key = self.attempt(step).runnable_key
         self.write(self.failure(step, retry_in, error))
         return self.settle(key)
 
-    def defer(self, step: str, seconds: float, reason: str | None = None) -> "Scene":
+    def defer(self, step: str, seconds: float, reason: str | None = None) -> "RunHistory":
         later = self.now + timedelta(seconds=seconds)
         self.write(AttemptReleased(**self._fence(self.attempt(step)), reason=reason, visible_at=later))
         return self
 
-    def settle(self, key: str) -> "Scene":
-        """Let the run take up what is known of an attempt."""
+    def settle(self, key: str) -> "RunHistory":
+        """Write what follows from the outcome of an attempt."""
         attempts = self.unit.dispatch.attempts
         self.write(*plan_settled(self.definition, self.unit.run, [attempts[key]], attempts, self.now))
         return self
 
-    def die(self, step: str) -> "Scene":
-        """Let every delivery of an attempt run out, and park it."""
+    def die(self, step: str) -> "RunHistory":
+        """Claim an attempt until its deliveries are spent, and write that it is a dead letter."""
         attempt = self.attempt(step)
         while self.attempt(step).deliveries < attempt.max_deliveries:
             self.claim(step, lease=10).advance(seconds=11)
@@ -270,29 +267,29 @@ class Scene:
         )
         return self
 
-    def decide(self, action: str, actor: str = "grace", comment: str | None = None) -> "Scene":
+    def decide(self, action: str, actor: str = "grace", comment: str | None = None) -> "RunHistory":
         command = {"approved": "approve_run", "rejected": "reject_run", "resumed": "resume_run"}[action]
         self.signal(command, actor=actor, comment=comment)
         result: dict[str, Any] = {} if action == "resumed" else {"decision": action, "actor": actor}
         self.write(*plan_resolution(self.definition, self.unit.run, action, result, {}, self.now))
         return self
 
-    def end(self, status: str = "cancelled", **fields: Any) -> "Scene":
+    def end(self, status: str = "cancelled", **fields: Any) -> "RunHistory":
         self.signal("cancel_run", **{"actor": "grace", **fields})
         self.write(*plan_end(self.unit.run, status, self.now))
         return self
 
-    def do(self, step: str, result: Any = None) -> "Scene":
+    def do(self, step: str, result: Any = None) -> "RunHistory":
         return self.claim(step).advance(seconds=5).complete(step, result)
 
     # --- looking ----------------------------------------------------------------------------------------------------
 
-    def inspection(self, *definitions: Definition, workers: Sequence[Somebody] | None = None) -> Inspection:
+    def inspection(self, *definitions: Definition, workers: Sequence[LiveWorker] | None = None) -> Inspection:
         """Return the journal to look at; by default with its own definition, and a worker that takes anything."""
         liveness = MemoryLiveness(self.storage)
         for known in liveness.workers(timedelta(hours=1)):
             liveness.withdraw(known.worker_id)
-        for worker in (Somebody("w-1"),) if workers is None else workers:
+        for worker in (LiveWorker("w-1"),) if workers is None else workers:
             liveness.report(WorkerRow(host="here", pid=1, **worker._asdict()))
         registry = Registry(definitions or [self.definition])
         return Inspection(self.storage, FoldQueries(self.storage), liveness, registry)
@@ -300,7 +297,7 @@ class Scene:
     def case(
         self,
         registry: Registry | None = None,
-        workers: Sequence[Somebody] | None = None,
+        workers: Sequence[LiveWorker] | None = None,
         queue_state: QueueState | None = None,
         at_revision: int | None = None,
     ) -> Case:
@@ -312,6 +309,6 @@ class Scene:
         return explain(self.case(**known))
 
 
-def scene(workflow: Workflow) -> Scene:
-    """A run that has just started."""
-    return Scene(workflow.freeze()).start()
+def start_history(workflow: Workflow) -> RunHistory:
+    """Return a run that has just started."""
+    return RunHistory(workflow.freeze()).start()
