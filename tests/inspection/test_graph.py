@@ -318,7 +318,7 @@ def test_a_fact_that_names_unknown_steps_draws_no_loose_edge() -> None:
 def test_history_is_shown_on_request() -> None:
     history = start_history(order()).do("charge", {"paid": 5, "api_key": "hunter2"})
 
-    def of(**options: bool) -> Any:
+    def of(**options: Any) -> Any:
         drawn = history.inspection().inspect_run_graph(RUN, **options).to_dict()
         return next(node for node in drawn["nodes"] if node["id"] == "charge")
 

@@ -58,7 +58,7 @@ def build_journal_asset() -> dg.AssetsDefinition:
     def journal(squid: SquidResource) -> dg.MaterializeResult[None]:
         with dagster_failures():
             position = squid.journal.cut()
-            rows = squid.squid.runtime.queries.queues()
+            rows = squid.squid.queues()
         shown = [
             (
                 row.queue,
