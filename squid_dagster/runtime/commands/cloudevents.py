@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from squid_dagster.protocol.argument_checks import text_problem
+from squid_dagster.protocol.argument_checks import checked, text_problem
 from squid_dagster.protocol.errors import InvalidArgument, shown
 from squid_dagster.protocol.facts.base import MAX_TEXT, JsonObject
 from squid_dagster.runtime.commands.signals import Signal, SignalType, check_signal, zoned_time
@@ -24,6 +24,7 @@ _TYPES = {_PREFIX + kind: kind for kind in _APPLICABLE}
 _FIELDS = frozenset({"type", "payload", "metadata", "idempotency_key", "actor", "comment", "occurred_at"})
 
 
+@checked
 def to_cloudevent(signal: Signal, event_id: str, occurred_at: datetime) -> JsonObject:
     """Return a signal as a CloudEvent. Its subject is the signal's run, or the workflow that it starts."""
     data: JsonObject = {
@@ -58,6 +59,7 @@ def check_sources(sources: Collection[str]) -> tuple[str, ...]:
     return tuple(sources)
 
 
+@checked
 def from_cloudevent(event: Mapping[str, Any], sources: Collection[str] = (SOURCE,)) -> Signal:
     """Parse a signal from a CloudEvent of one of these sources. Only known commands are accepted.
 
@@ -116,6 +118,7 @@ def _caller_time(name: str, value: object) -> datetime | None:
     return time
 
 
+@checked
 def signal_from_json(data: Mapping[str, Any]) -> Signal:
     """Parse a signal from plain JSON. Raises `InvalidArgument` naming the field that is wrong or unknown."""
     unknown = sorted(name if isinstance(name, str) else shown(name) for name in data if name not in _FIELDS)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
 
+from squid_dagster.protocol.argument_checks import text_problem
 from squid_dagster.workflow.authoring.signature import Parameter, Source, Task
 from squid_dagster.workflow.checks.references import did_you_mean
 from squid_dagster.workflow.errors import Code, Path, Problems
@@ -85,7 +86,7 @@ def payload_of_parameters(
 def _read_use(label: str, place: Path, parameter: Parameter, problems: Problems) -> _Use | None:
     name = parameter.name
     assert parameter.adapter is not None  # noqa: S101  every parameter from the state has one
-    if name.startswith("_") or (name.startswith("model_") and hasattr(BaseModel, name)):
+    if name.startswith("_") or (name.startswith("model_") and hasattr(BaseModel, name)) or text_problem(name):
         message = f"{name!r} cannot be the name of a payload field: give the parameter another one"
         code = Code.UNSUPPORTED_PARAMETER
     else:

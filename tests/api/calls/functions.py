@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
-from squid_dagster import inspection, protocol, testing
+from squid_dagster import from_cloudevent, inspection, protocol, signal_from_json, testing, to_cloudevent
 from squid_dagster.protocol.entries import Entry
 from squid_dagster.protocol.folds.run_unit import RunUnit
 from squid_dagster.protocol.threads import run_thread
@@ -36,6 +36,24 @@ def protocol_calls() -> dict[str, Make]:
         "runnable_key": lambda w: Call(protocol.runnable_key, {**visit, "attempt_number": 1}),
         "to_json": lambda w: Call(protocol.to_json, {"fact": fact}),
         "unfenced_attempts": lambda w: Call(protocol.unfenced_attempts, joined),
+    }
+
+
+def event_calls() -> dict[str, Make]:
+    """Return the calls of the functions about signals as data."""
+    data = {"type": "start_run", "payload": {"workflow": "orders"}}
+    signal = signal_from_json(data)
+    event = {
+        "specversion": "1.0",
+        "type": "squid.runtime.command.start_run",
+        "source": "/shop",
+        "id": "1",
+        "data": data,
+    }
+    return {
+        "from_cloudevent": lambda w: Call(from_cloudevent, {"event": event, "sources": ["/shop"]}),
+        "signal_from_json": lambda w: Call(signal_from_json, {"data": data}),
+        "to_cloudevent": lambda w: Call(to_cloudevent, {"signal": signal, "event_id": "1", "occurred_at": T0}),
     }
 
 

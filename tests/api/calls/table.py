@@ -2,7 +2,7 @@
 
 from tests.api.calls.agents import other_calls
 from tests.api.calls.authoring import authoring_calls
-from tests.api.calls.functions import inspection_calls, protocol_calls, testing_calls
+from tests.api.calls.functions import event_calls, inspection_calls, protocol_calls, testing_calls
 from tests.api.calls.journal import dispatch_calls, query_calls, storage_calls
 from tests.api.calls.leases import lease_calls
 from tests.api.calls.squid import squid_calls
@@ -20,6 +20,7 @@ def table() -> dict[str, Make]:
         **other_calls(),
         **lease_calls(),
         **protocol_calls(),
+        **event_calls(),
         **inspection_calls(),
         **testing_calls(),
     }

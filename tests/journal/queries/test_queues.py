@@ -111,6 +111,7 @@ def test_a_backlog_counts_work_of_every_priority(fixture: QueriesFixture) -> Non
     fixture.put(*(scheduled(f"f{n}", priority=n, visible_at=t(9 - n)) for n in range(3)))
     fixture.wait(60)
     assert fixture.queries.backlog(["default"], None, 100) == [BacklogRow("default", 3, t(7))]
+    assert fixture.queries.backlog(["default"], None, 2) == [BacklogRow("default", 2, t(7))]  # of all together
 
 
 def test_a_backlog_counts_only_what_one_has_the_definitions_for(due_attempts: QueriesFixture) -> None:
