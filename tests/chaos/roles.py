@@ -12,14 +12,18 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from squid_dagster import Receipt, Squid, SquidError
+from squid_dagster import Squid, SquidError
 from squid_dagster.journal import open_journal
 from squid_dagster.protocol.errors import InvalidTransition, StorageUnavailable, TerminalRun
-from squid_dagster.protocol.folds.attempt import Attempt
 from tests.chaos import effects
 from tests.chaos.expectations import HURTFUL, SHARES
 from tests.chaos.workflows import WORKFLOWS
+
+if TYPE_CHECKING:  # the code of the earlier release does not have them there
+    from squid_dagster import Receipt
+    from squid_dagster.protocol import Attempt
 
 GENTLE = "SQUID_CHAOS_GENTLE"  # start nothing that hurts its process
 LEASE = timedelta(seconds=3)
@@ -104,7 +108,7 @@ def _decide(squid: Squid, run_id: str) -> None:
     _ignore_late(lambda: verb(run_id, actor="operator", idempotency_key=f"review-{run_id}"))
 
 
-def _handle_dead_letter(squid: Squid, attempt: Attempt) -> None:
+def _handle_dead_letter(squid: Squid, attempt: "Attempt") -> None:
     if attempt.workflow == "poison":
         _ignore_late(partial(squid.cancel, attempt.run_id, actor="operator"))
         return
@@ -114,7 +118,7 @@ def _handle_dead_letter(squid: Squid, attempt: Attempt) -> None:
     _ignore_late(partial(retry, actor="operator", idempotency_key=key))
 
 
-def _ignore_late(command: Callable[[], Receipt]) -> None:
+def _ignore_late(command: "Callable[[], Receipt]") -> None:
     """Send a command and record its receipt. It may come too late: an earlier one was committed without an answer."""
     try:
         receipt = command()
