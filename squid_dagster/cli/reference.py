@@ -43,7 +43,7 @@ is shown as an escape.
 
 ## Completion
 
-The shell completes commands and options once it is told how; `zsh_source` and `fish_source` are for the other shells:
+The shell completes commands and options with this line; `zsh_source` and `fish_source` are for the other shells:
 
 ```sh
 eval "$(_SQUID_COMPLETE=bash_source squid)"

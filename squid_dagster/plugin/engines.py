@@ -61,7 +61,7 @@ def storage_of(database: Database) -> PostgresStorage:
 
 
 def close_all() -> None:
-    """Close what this process has opened; the next call opens it anew. For tests, when nothing is in use."""
+    """Close what this process has opened; the next call opens it again. For tests, when nothing is in use."""
     with _lock:
         for key in [key for key in _squids if key[0] == os.getpid()]:
             _squids.pop(key)[0].close()

@@ -28,7 +28,7 @@ def export(file: str, place: Place, as_json: bool) -> None:
     """Write the whole journal to FILE, or to stdout with `-`. A name that ends in .gz is compressed.
 
     Facts go as they are, so keep it as safe as the database: payloads are not redacted. A file that exists is not
-    touched. With `-`, what was done is told on stderr.
+    changed. With `-`, the report is on stderr.
     """
     from squid_dagster.journal.transfer.transfer import export_journal
 

@@ -56,7 +56,7 @@ def quickstart(
     """Write a small workflow into DIRECTORY, start a UI and workers, and run it: kill a worker, and see it finish.
 
     DIRECTORY is squid_quickstart if not given; an existing file is never overwritten. It works on the embedded Postgres
-    alone: SQUID_DATABASE_URL and DATABASE_URL, which decide for every other command, are not looked at. Everything
+    alone: SQUID_DATABASE_URL and DATABASE_URL, which decide for every other command, are ignored. Everything
     stops with Ctrl-C, but a server that others use; the data stay.
     """
     from squid_dagster.journal.embedded.locks import try_lock
