@@ -39,10 +39,11 @@ from squid_dagster.journal.postgres.connection.pool import (
 from squid_dagster.journal.postgres.connection.sqlstates import CONFLICT, LOCK_TIMEOUT, NOT_NEW, TOO_MANY
 from squid_dagster.journal.postgres.entry_reader import ENTRY, read_entries, utc
 from squid_dagster.journal.postgres.schema import upgrade as migrate
-from squid_dagster.journal.postgres.schema.names import DEFAULT_SCHEMA, VIEWS, check_schema_name, statement
+from squid_dagster.journal.postgres.schema.names import DEFAULT_SCHEMA, VIEWS, check_schema_name, lock_number, statement
 from squid_dagster.journal.postgres.schema.upgrade import missing
-from squid_dagster.journal.postgres.thread_deletion import delete_thread
 from squid_dagster.journal.postgres.transaction import FIND_COMMIT, GET_CHECKPOINTS, Transaction
+from squid_dagster.journal.postgres.views.comparison import Instant
+from squid_dagster.journal.postgres.views.folded_rows import forget_loose, forget_runs
 from squid_dagster.journal.postgres.views.row_changes import LockTargets
 from squid_dagster.protocol.argument_checks import checks_arguments, unchecked
 from squid_dagster.protocol.codec import DEFAULT_MAX_FACT_BYTES
@@ -74,6 +75,17 @@ _PUT_CHECKPOINT: LiteralString = """INSERT INTO {schema}.journal_checkpoints AS 
     WHERE c.rev <= EXCLUDED.rev
        OR c.rev > coalesce(
         (SELECT {schema}.revision_of(id, rev) FROM {schema}.journal_threads WHERE id = c.thread), 0)"""
+_RUNS_OF_THREAD: LiteralString = (
+    "SELECT DISTINCT run_id FROM {schema}.journal_entries WHERE thread = %s AND run_id IS NOT NULL"
+)
+_DELETE_THREAD: tuple[LiteralString, ...] = (
+    "ALTER TABLE {schema}.journal_entries DISABLE TRIGGER journal_entries_append_only",
+    "DELETE FROM {schema}.journal_entries WHERE thread = %s",
+    "DELETE FROM {schema}.journal_threads WHERE id = %s",
+    "UPDATE {schema}.journal_commits SET receipt = (receipt::jsonb - %s)::json WHERE (receipt->>%s) IS NOT NULL",
+    "DELETE FROM {schema}.journal_checkpoints WHERE thread = %s",
+    "ALTER TABLE {schema}.journal_entries ENABLE ALWAYS TRIGGER journal_entries_append_only",
+)
 _DELETE_CHECKPOINT: LiteralString = "DELETE FROM {schema}.journal_checkpoints WHERE thread = %s"
 
 
@@ -139,13 +151,23 @@ class PostgresStorage:
         self.step_engine.dispose()
 
     def delete_thread(self, thread: str) -> None:
-        """Delete one thread, its entries, its checkpoint, and its rows in the views. For tests and tools."""
+        """Delete one thread, its entries, its checkpoint, and its rows in the views, while writers wait.
 
-        def delete() -> None:
-            with self.connection() as connection:
-                delete_thread(connection, self.schema, thread)
+        For tests and tools of the tables' owner: nothing else disables the append-only trigger.
+        """
+        retry_if_safe(lambda: self._delete_thread(thread))
 
-        retry_if_safe(delete)
+    def _delete_thread(self, thread: str) -> None:
+        with self.connection() as connection, connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock_number(self.schema, "gate"),))
+            run_ids = [row[0] for row in connection.execute(self.sql(_RUNS_OF_THREAD), (thread,))]
+            for text in _DELETE_THREAD:
+                connection.execute(self.sql(text), (thread,) * text.count("%s"))
+            forget_runs(connection, self.schema, run_ids)
+            forget_loose(connection, self.schema)
+            moment = Instant(connection, self.schema)
+            for view_rows in (moment.expected(run_ids), moment.expected_loose()):
+                view_rows.insert(connection, self.schema)
 
     def sql(self, text: LiteralString) -> bytes:
         """Fill the schema's name into a statement."""
