@@ -128,6 +128,22 @@ def test_facts_that_come_in_after_the_fill_are_in_the_swapped_views(postgres: Po
     assert _dump(postgres) == before
 
 
+def test_a_commit_whose_announcement_outlives_it_is_in_the_swapped_views(postgres: PostgresStorage) -> None:
+    # given a commit that has ended, and of whose locks the announcement is released last
+    start(postgres, ["before"])
+    with raw(postgres) as other:
+        other.execute(
+            "SELECT pg_advisory_lock_shared(%s, (last_value & 4294967295)::bit(32)::int) FROM journal_numbers",
+            (lock_number(postgres.schema, "positions"),),
+        )
+        start(postgres, ["after"])
+        expected = _dump(postgres)
+        # when the views are rebuilt at that moment, then they hold it
+        assert rebuild_views(postgres).tail_runs == 1
+        assert _dump(postgres) == expected
+    assert verify(postgres) == []
+
+
 def test_a_second_rebuild_at_the_same_time_is_refused(postgres: PostgresStorage) -> None:
     with pooled_connection(postgres.engine) as connection:
         number = lock_number(postgres.schema, "rebuild")

@@ -32,6 +32,7 @@ QUERIES = (
     "tests/journal/queries/test_queues.py",
     "tests/journal/queries/test_cron_windows.py",
 )
+REBUILD = "tests/journal/views/test_rebuild.py"
 REPAIR = "tests/journal/queries/test_repair.py"
 SETTLING = "tests/journal/settlement/test_settling.py"
 SHARED = "tests/journal/concurrency/test_shared_threads.py"

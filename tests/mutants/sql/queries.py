@@ -15,6 +15,7 @@ from tests.mutants.sql.files import (
     LEASES,
     LOCKED,
     QUERIES,
+    REBUILD,
     REPAIR,
 )
 
@@ -160,6 +161,7 @@ _REPAIR = (
 )  # fmt: skip
 
 _OTHERS = (
+    Mutant("a rebuild ends at a cut", "journal/postgres/views/rebuild.py", "SELECT coalesce(max(position), 0) FROM {schema}.journal_entries", "SELECT {schema}.cut()", (REBUILD,)),
     Mutant("a dead letter that was applied waits", FILE, "'dead_lettered' AND a.applied_digest IS NULL AND", "'dead_lettered' AND", QUERIES),
     Mutant("dead letters begin with the cursor", FILE, "AND a.position > %(after)s\n", "AND a.position >= %(after)s\n", QUERIES),
     Mutant("dead letters of any queue wait", FILE, "\n      AND (%(queue)s::text IS NULL OR a.queue = %(queue)s)\n", "\n", QUERIES),

@@ -44,6 +44,7 @@ _LOOSE: LiteralString = (
 _TOUCHED: LiteralString = "SELECT DISTINCT run_id FROM {schema}.journal_entries WHERE position > %s AND position <= %s"
 _COUNT: LiteralString = """SELECT count(*) FROM (
     SELECT FROM {schema}.journal_entries WHERE position > %s AND position <= %s LIMIT %s) n"""
+_LAST: LiteralString = "SELECT coalesce(max(position), 0) FROM {schema}.journal_entries"
 _SHADOWS: LiteralString = """SELECT oid::bigint FROM pg_catalog.pg_class
     WHERE relname = ANY (%s) AND relnamespace = to_regnamespace(%s) ORDER BY oid"""
 _VERSION: LiteralString = "SELECT version FROM {schema}.squid_schema"
@@ -186,7 +187,9 @@ class Rebuild(SchemaReader):
                 f"schema {self._schema!r} was brought to version {version} while its views were rebuilt, which stay as "
                 "they were: rebuild them again"
             )
-        end = max(covered, self._cut())
+        # Every commit is visible by now. A cut could still be lower: of a commit that has just ended, the lock of its
+        # number may be released after that of the gate.
+        end = max(covered, int(self._one(_LAST)[0]))
         changed = self.catch_up(covered, end)
         lock_tables(self._connection, self._schema, VIEWS)
         for view in VIEWS:
