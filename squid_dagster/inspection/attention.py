@@ -10,7 +10,7 @@ from datetime import datetime
 from squid_dagster.inspection.attention_items import DEAD_LETTER, QUARANTINED, WAITING, AttentionItem, open_items
 from squid_dagster.inspection.deadlines import DeadlineState, DeadlineView, open_deadlines
 from squid_dagster.inspection.display import span
-from squid_dagster.inspection.hold import Worker
+from squid_dagster.inspection.hold import HELD, Worker
 from squid_dagster.inspection.run_record import read_record
 from squid_dagster.journal.contract.queries import JournalQueries, QueueRow
 from squid_dagster.journal.contract.storage import Storage
@@ -18,6 +18,7 @@ from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.journal.postgres.storage import PostgresStorage
 from squid_dagster.journal.postgres.views.counts import DueLane, due_lanes
 from squid_dagster.workflow.external_step import external_lane
+from squid_dagster.workflow.registry import Registry
 
 MOST = 100
 """Of each kind so many are counted."""
@@ -44,9 +45,11 @@ def attention(
     queues: Sequence[QueueRow],
     workers: Sequence[WorkerRow],
     now: datetime,
+    registry: Registry | None = None,
 ) -> list[Attention]:
     """Return what needs a person, most urgent first. Beside Postgres, due external steps count as due for workers."""
     troubles = [_quarantined(queries), _dead_letters(queries), *_waiting(storage, queries, now)]
+    troubles.append(_held(queries, registry, workers))
     troubles += [_abandoned(worker) for worker in workers]
     if isinstance(storage, PostgresStorage):
         due = {lane.queue for lane in due_for_workers(storage)}
@@ -94,6 +97,22 @@ def _dead_letters(queries: JournalQueries) -> Attention | None:
         summary=f"{count}{'+' if has_more else ''} dead letters wait for somebody to retry them",
         commands=("squid queue dead", f"squid queue retry {items[0].run_id}"),
         run_ids=_run_ids(items[:MOST]),
+    )
+
+
+def _held(queries: JournalQueries, registry: Registry | None, workers: Sequence[Worker]) -> Attention | None:
+    if registry is None:
+        return None
+    items, following = open_items(queries, HELD, limit=MOST, registry=registry, workers=workers)
+    if not items:
+        return None
+    return Attention(
+        kind="held",
+        count=len(items),
+        has_more=following is not None,
+        summary=f"{_several(items, following)} held: their definition is not registered",
+        commands=("squid run list --status held -m MODULE", f"squid run explain {items[0].run_id} -m MODULE"),
+        run_ids=_run_ids(items),
     )
 
 

@@ -100,6 +100,8 @@ def open_items(
     """
     if kind not in KINDS:
         raise InvalidArgument(f"kind {kind!r:.80} is unknown: take one of {', '.join(KINDS)}")
+    if cursor is not None and isinstance(cursor, int) != (kind == DEAD_LETTER):
+        raise InvalidArgument(f"cursor {cursor!r:.40} is of another kind than {kind!r}: begin without one")
     subjects: Sequence[RunSummary | Attempt]
     next_cursor: ItemCursor
     if kind == DEAD_LETTER:

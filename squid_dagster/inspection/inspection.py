@@ -4,6 +4,7 @@ Writes nothing, so that it works on a standby and with a role that may only read
 about one run is made from one `Case`, so that status and reason agree, with those of a listing too.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Unpack
@@ -70,7 +71,9 @@ class Inspection:
             NotFound: no such run, or none at that time.
             InvalidArgument: a revision that it does not have, a time without a zone, or both.
         """
-        return snapshot(self._case(run_id, at_revision, at), include_history=include_history)
+        case = self._case(run_id, at_revision, at)
+        case = self._with_queue_state(case, case.visible, case.expired)
+        return snapshot(case, include_history=include_history)
 
     def explain_run(self, run_id: str, at_revision: int | None = None, *, at: datetime | None = None) -> Explanation:
         """Return why a run is where it is, which facts show that, and what can be done. Raises as `inspect_run`.
@@ -78,7 +81,8 @@ class Inspection:
         >>> squid.explain_run(run_id).reason
         'manual_intervention_required'
         """
-        return explain(self._case(run_id, at_revision, at))
+        case = self._case(run_id, at_revision, at)
+        return explain(self._with_queue_state(case, case.visible, case.expired, case.external, case.scheduled))
 
     def inspect_run_graph(
         self,
@@ -159,7 +163,8 @@ class Inspection:
         >>> [(trouble.kind, trouble.run_ids == (run_id,)) for trouble in squid.attention()]
         [('waiting', True)]
         """
-        return attention(self._storage, self._queries, self.queues(), self.live_workers(), self._storage.now())
+        queues, workers, now = self.queues(), self.live_workers(), self._storage.now()
+        return attention(self._storage, self._queries, queues, workers, now, self._definitions)
 
     def attention_items(self, kind: str, limit: int = 100, cursor: ItemCursor = None) -> ItemPage:
         """Return a page of what needs a person, of one kind: waiting, dead_letter, held or quarantined.
@@ -183,7 +188,10 @@ class Inspection:
         record = self._record(run_id, at_revision, at)
         if record.as_of is not None or record.unit.run.stopped:
             return make_case(record, now, registry=self._definitions)
-        case = make_case(record, now, registry=self._definitions, workers=self.live_workers())
-        if case.queue is not None and (case.visible or case.external or case.expired or case.scheduled):
-            return replace(case, queue_state=self.inspect_queue(case.queue))
-        return case
+        return make_case(record, now, registry=self._definitions, workers=self.live_workers())
+
+    def _with_queue_state(self, case: Case, *waiting: Sequence[Attempt]) -> Case:
+        """Return the case with the state of its queue, if it is about the present and any attempt waits there."""
+        if case.workers is None or case.queue is None or not any(waiting):
+            return case
+        return replace(case, queue_state=self.inspect_queue(case.queue))

@@ -104,6 +104,8 @@ def list_runs(
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_LIMIT:
         raise InvalidArgument(f"limit must be a whole number from 1 to {MAX_LIMIT}, not {limit!r:.40}")
     wanted = _wanted(filters.get("status"))
+    if registry is None and wanted == frozenset({HELD}):
+        return RunPage((), None)  # without definitions, no run is held
     stored = None if wanted is None else _stored(wanted)
     where = RunFilter(**{**filters, "status": stored})  # type: ignore[arg-type]  # the keys of RunFilters
     same = plain({**asdict(where), "status": None if wanted is None else sorted(wanted)})

@@ -6,7 +6,7 @@ import pytest
 
 from squid_dagster.api import Squid
 from squid_dagster.journal import MemoryStorage, PostgresStorage
-from squid_dagster.protocol.errors import IncompatibleDefinition, NotFound, StorageUnavailable
+from squid_dagster.protocol.errors import IncompatibleDefinition, InvalidArgument, NotFound, StorageUnavailable
 from tests.inspection.run_histories import order
 
 READ_ONLY = "options=-c%20default_transaction_read_only%3Don"
@@ -57,6 +57,13 @@ def test_without_definitions_runs_are_judged_by_facts_alone() -> None:
     assert [run.run_id for run in empty.list_runs(status="held").runs] == [run_id]
     assert squid.attention_items("held").items == ()
     assert [item.run_id for item in empty.attention_items("held").items] == [run_id]
+    assert [(trouble.kind, trouble.run_ids) for trouble in empty.attention() if trouble.kind == "held"] == [
+        ("held", (run_id,))
+    ]
+    assert "held" not in {trouble.kind for trouble in squid.attention()}
+    for kind, cursor in (("held", 12345), ("dead_letter", "zzz")):
+        with pytest.raises(InvalidArgument, match="begin without one"):
+            empty.attention_items(kind, cursor=cursor)
     assert squid.execute_next() is None
     with pytest.raises(NotFound, match="not registered"):
         squid.start("orders")
