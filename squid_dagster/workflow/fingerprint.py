@@ -49,7 +49,8 @@ def former_fingerprints(
     """Return what earlier releases computed for this definition: runs that they started go on with it.
 
     Two things were added: what compensations take, and payloads made of parameters. A parameter that nothing gave was
-    left out before, if it had a default; without one, there was no such definition. All others have one fingerprint.
+    left out before, if it had a default; without one, there was no such definition. All others have one fingerprint. A
+    definition whose order of steps changed since has no former one: its open runs are held.
     """
     meanings = {name: _step(step) for name, step in steps.items()}
     former: list[str] = []

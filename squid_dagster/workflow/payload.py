@@ -57,7 +57,12 @@ def accept_payload(
             for name, field in model.model_fields.items()
             if field.default_factory is function_default and name not in accepted.model_fields_set
         }
-        dumped = json_copy(accepted.model_dump(mode="json", warnings="error", exclude=omitted), "the payload")
+        # As the steps will read it: a payload made of parameters is validated again by each of them.
+        as_read = issubclass(model, ParameterPayload)
+        values_json = accepted.model_dump(
+            mode="json", warnings="error", exclude=omitted, by_alias=as_read, round_trip=as_read
+        )
+        dumped = json_copy(values_json, "the payload")
         size = len(to_json(dumped))
     except ValidationError as error:
         raise InvalidPayload(f"payload of workflow {workflow!r}: {explain_types(error)}{_remedy(model)}") from None

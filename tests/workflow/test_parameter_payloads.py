@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel, Field, Json, PlainSerializer, SecretStr, TypeAdapter
 
 from squid_dagster.protocol.errors import InvalidPayload
 from squid_dagster.workflow import Code, Cron, Definition, Resource, StepContext, Workflow, bind, path
@@ -296,3 +296,61 @@ def test_a_time_of_the_payload_comes_to_the_step_as_one() -> None:
 
     at = datetime(2026, 1, 1, tzinfo=UTC)
     assert definition_of(report).accept_payload({"at": at}) == {"at": "2026-01-01T00:00:00Z"}
+
+
+class Line(BaseModel):
+    sku: str
+    count: int = Field(1, alias="n")
+    owner: str = Field(alias="ownedBy")
+
+
+def test_what_is_stored_is_what_the_step_reads() -> None:
+    def pack(line: Line, note: Json[dict[str, int]]) -> None: ...
+
+    payload = {"line": {"sku": "s", "n": 7, "ownedBy": "ada"}, "note": '{"a": 1}'}
+    stored = definition_of(pack).accept_payload(payload)
+
+    assert stored["line"] == payload["line"]
+    assert TypeAdapter(Line).validate_python(stored["line"]).count == 7
+    assert TypeAdapter(Json[dict[str, int]]).validate_python(stored["note"]) == {"a": 1}
+
+
+def test_a_value_that_its_step_could_not_read_again_is_refused() -> None:
+    def wait(amount: Annotated[int, PlainSerializer(lambda value: f"{value} pieces")]) -> None: ...
+
+    with pytest.raises(InvalidPayload, match="step 'step_0' cannot take it"):
+        definition_of(wait).accept_payload({"amount": 3})
+
+
+def pay(token: SecretStr) -> None: ...
+
+
+def hide(amount: Annotated[int, Field(exclude=True)]) -> None: ...
+
+
+def rename(amount: Annotated[int, Field(validation_alias="n")]) -> None: ...
+
+
+def limit(amount: int = Field(5, gt=0)) -> None: ...
+
+
+@pytest.mark.filterwarnings("ignore")  # of pydantic, about fields in annotations
+@pytest.mark.parametrize(
+    ("function", "code", "expected"),
+    [
+        (pay, Code.UNSUPPORTED_ANNOTATION, "take it from a Resource"),
+        (hide, Code.UNSUPPORTED_ANNOTATION, "exclude or an alias"),
+        (rename, Code.UNSUPPORTED_ANNOTATION, "exclude or an alias"),
+        (limit, Code.UNSUPPORTED_PARAMETER, "Annotated[int, Field(gt=0)] = 5"),
+    ],
+)
+def test_a_parameter_that_a_payload_cannot_give_is_an_error(
+    function: Callable[..., Any], code: Code, expected: str
+) -> None:
+    workflow = Workflow("orders")
+    workflow.step(function)
+
+    ((place, actual),) = problems_of(workflow).items()
+
+    assert (place[:3], actual) == (("steps", function.__name__, "parameters"), code)
+    assert expected in message_of(workflow)

@@ -45,12 +45,13 @@ def _plain(value: object) -> bool:
 def _example(schema: Any, known: dict[str, Any], depth: int) -> Any:
     if not isinstance(schema, dict) or depth > _DEEPEST:
         return None
-    for key in ("examples", "enum"):
-        if isinstance(schema.get(key), list) and schema[key]:
-            return schema[key][0]
+    if isinstance(schema.get("examples"), list) and schema["examples"]:
+        return schema["examples"][0]
     for key in ("const", "default"):
         if key in schema:
             return schema[key]
+    if isinstance(schema.get("enum"), list) and schema["enum"]:
+        return schema["enum"][0]
     if "$ref" in schema:
         return _example(known.get(schema["$ref"].rpartition("/")[2]), known, depth + 1)
     for key in ("anyOf", "oneOf", "allOf"):
@@ -70,8 +71,12 @@ def _of_type(schema: dict[str, Any], known: dict[str, Any], depth: int) -> Any:
         case "array":
             return [_example(schema["items"], known, depth + 1)] if "items" in schema else []
         case "object":
-            fields = schema.get("properties", {})
-            return {name: _example(field, known, depth + 1) for name, field in fields.items()}
+            required, fields = schema.get("required", ()), schema.get("properties", {})
+            return {
+                name: _example(field, known, depth + 1)
+                for name, field in fields.items()
+                if name in required or "default" in field or "examples" in field
+            }
     return None
 
 

@@ -6,9 +6,10 @@ payload's fields are the names that no output has.
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, create_model
+from pydantic.fields import FieldInfo
 
 from squid_dagster.protocol.argument_checks import text_problem
 from squid_dagster.workflow.authoring.signature import Parameter, Source, Task
@@ -86,14 +87,26 @@ def payload_of_parameters(
 def _read_use(label: str, place: Path, parameter: Parameter, problems: Problems) -> _Use | None:
     name = parameter.name
     assert parameter.adapter is not None  # noqa: S101  every parameter from the state has one
+    extras = get_args(parameter.annotation)[1:] if get_origin(parameter.annotation) is Annotated else ()
     if name.startswith("_") or (name.startswith("model_") and hasattr(BaseModel, name)) or text_problem(name):
         message = f"{name!r} cannot be the name of a payload field: give the parameter another one"
         code = Code.UNSUPPORTED_PARAMETER
+    elif isinstance(parameter.default, FieldInfo):
+        message = f"has a Field as its default: write '{name}: Annotated[int, Field(gt=0)] = 5'"
+        problems.add(place, Code.UNSUPPORTED_PARAMETER, message)
+        return None
+    elif any(isinstance(extra, FieldInfo) and (extra.exclude or extra.validation_alias) for extra in extras):
+        message = f"{name!r} has a Field with exclude or an alias: a payload has its value, by the parameter's name"
+        code = Code.UNSUPPORTED_ANNOTATION
     else:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of a default in an annotation that JSON cannot hold
-                return _Use(label, place, parameter, parameter.adapter.json_schema())
+                schema = parameter.adapter.json_schema()
+            if not schema.get("writeOnly"):
+                return _Use(label, place, parameter, schema)
+            message = f"{name!r} is a secret, which a payload cannot keep: take it from a Resource"
+            code = Code.UNSUPPORTED_ANNOTATION
         except Exception as error:  # noqa: BLE001  a type's own hooks run here and may raise anything
             reason = str(error).partition("\n")[0]
             message = (
@@ -118,18 +131,18 @@ def _field(uses: list[_Use], problems: Problems) -> tuple[Any, Any]:
             )
             problems.add(use.place, Code.CONFLICTING_PARAMETER, message)
     annotation = first.parameter.annotation
-    others = [use for use in others if use.parameter.annotation != annotation]
-    if others:
-        annotation = Annotated[annotation, AfterValidator(_accepted_by(first, others))]
-    return annotation, ... if required else _default([use.parameter for use in uses])
+    readers = [first, *(use for use in others if use.parameter.annotation != annotation)]
+    default = ... if required else _default([use.parameter for use in uses])
+    return Annotated[annotation, AfterValidator(_accepted_by(readers))], default
 
 
-def _accepted_by(first: _Use, others: list[_Use]) -> Callable[[Any], Any]:
-    """Return a validator that reads a value as every other parameter will, from the JSON that is journalled."""
+def _accepted_by(readers: list[_Use]) -> Callable[[Any], Any]:
+    """Return a validator that reads a value as every parameter will, from the JSON that is journalled."""
 
     def check(value: Any) -> Any:
-        text = first.parameter.adapter.dump_json(value)  # type: ignore[union-attr]  # read from the state
-        for use in others:
+        dump = readers[0].parameter.adapter.dump_json  # type: ignore[union-attr]  # read from the state
+        text = dump(value, by_alias=True, round_trip=True)
+        for use in readers:
             try:
                 use.parameter.adapter.validate_json(text)  # type: ignore[union-attr]
             except ValidationError as error:
@@ -142,7 +155,7 @@ def _accepted_by(first: _Use, others: list[_Use]) -> Callable[[Any], Any]:
 def _default(parameters: list[Parameter]) -> Any:
     """Return the default that all parameters have and that is the same once it was JSON; else the mark for none."""
     try:
-        text = parameters[0].adapter.dump_json(parameters[0].default, warnings=False)  # type: ignore[union-attr]
+        text = parameters[0].adapter.dump_json(parameters[0].default, warnings=False, by_alias=True)  # type: ignore[union-attr]
         values = [parameter.adapter.validate_json(text) for parameter in parameters]  # type: ignore[union-attr]
         if all(bool(parameter.default == value) for parameter, value in zip(parameters, values, strict=True)):
             return values[0]
