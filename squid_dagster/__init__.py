@@ -265,6 +265,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """List the names that are imported when they are first asked for, too."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Import an exported name from its module. Raises `ImportError` that names the extra if Dagster is missing."""
     if name not in _MODULE_OF:

@@ -73,6 +73,8 @@ class CutContract:
                 writer.result(60)
             done.set()
             seen = reader.result(60)
+        newest = seen[-1].position
+        assert storage.cut(newest + 1_000) >= newest + 1_000, "a cut is never below the one it is given"
         # then it saw every entry once, in order
         assert seen == all_entries(storage)
         assert len(seen) == writers * commits * 3
