@@ -148,6 +148,11 @@ class Wide(BaseModel):
     client_secret: str = "s3cret"
 
 
+class Choice(BaseModel):
+    mode: Literal["dry", "real"] = "real"
+    limit: int = Field(default_factory=lambda: 10)
+
+
 class Odd(BaseModel, arbitrary_types_allowed=True):
     clock: VirtualClock
     name: str = "x"
@@ -168,6 +173,10 @@ def test_an_example_has_the_shape_of_the_payload_and_no_secret() -> None:
         "client_secret": "[REDACTED]",
     }
     Wide.model_validate(example_payload(Wide))
+
+
+def test_an_example_changes_no_default() -> None:
+    assert example_payload(Choice) == {"mode": "real"}
 
 
 def test_a_payload_that_no_schema_describes_has_what_its_defaults_say() -> None:
