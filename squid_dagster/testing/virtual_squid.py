@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count
-from typing import Any, Protocol
+from typing import Protocol, Unpack
 
 from squid_dagster.api import Squid
 from squid_dagster.journal.contract.clock import VirtualClock
@@ -14,6 +14,7 @@ from squid_dagster.journal.memory import MemoryStorage
 from squid_dagster.protocol.argument_checks import checked
 from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.threads import run_thread
+from squid_dagster.runtime.adapters import SquidOptions
 from squid_dagster.workflow import Workflow
 from squid_dagster.workflow.definition import Definition
 
@@ -23,7 +24,9 @@ Workflows = Iterable[Workflow | Definition] | Workflow | str
 class VirtualSquid(Squid):
     """A `Squid` on a virtual clock: nothing becomes due, and no lease runs out, before `clock` is moved."""
 
-    def __init__(self, storage: Storage, workflows: Workflows = (), *, clock: VirtualClock, **options: Any) -> None:
+    def __init__(
+        self, storage: Storage, workflows: Workflows = (), *, clock: VirtualClock, **options: Unpack[SquidOptions]
+    ) -> None:
         """Check that the storage uses `clock`; `options` are those of `Squid`, and it raises what that raises.
 
         Raises:
@@ -50,14 +53,18 @@ class SquidFactory(Protocol):
         *,
         clock: VirtualClock | None = None,
         storage: Storage | None = None,
-        **options: Any,
+        **options: Unpack[SquidOptions],
     ) -> VirtualSquid:
         """Return a new one, as `make_squid` does; it uses the fixture `squid_clock` unless it gets a clock."""
 
 
 @checked
 def make_squid(
-    workflows: Workflows = (), *, clock: VirtualClock | None = None, storage: Storage | None = None, **options: Any
+    workflows: Workflows = (),
+    *,
+    clock: VirtualClock | None = None,
+    storage: Storage | None = None,
+    **options: Unpack[SquidOptions],
 ) -> VirtualSquid:
     """Return a `Squid` that behaves the same in every test run: no randomness, no waiting, no database.
 
@@ -77,7 +84,8 @@ def make_squid(
             f"the clock of this {type(storage).__name__} is not known, or cannot be moved: build it with a "
             "VirtualClock, and pass that here too, as clock=..."
         )
-    settings = {"new_run_id": counted_run_ids(storage), "random_unit": lambda: 0.0, **options}
+    settings: SquidOptions = {"new_run_id": counted_run_ids(storage), "random_unit": lambda: 0.0}
+    settings.update(options)
     return VirtualSquid(storage, workflows, clock=virtual_clock, **settings)
 
 

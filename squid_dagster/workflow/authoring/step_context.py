@@ -71,7 +71,16 @@ class StepContext:
     cancelled: Cancellation = field(default_factory=Cancellation, repr=False)
     child_starter: "Callable[..., Any] | None" = field(default=None, repr=False, compare=False)
 
-    def start_child_run(self, workflow: Any, payload: Any = None, *, child_key: str, **options: Any) -> Any:
+    def start_child_run(
+        self,
+        workflow: Any,
+        payload: Any = None,
+        *,
+        child_key: str,
+        trigger: str | None = None,
+        queue: str | None = None,
+        metadata: Mapping[str, JsonValue] | None = None,
+    ) -> Any:
         """Start a child run, linked to this one, once for this step and `child_key`. Return its receipt.
 
         Takes and raises what `Squid.start_child_run` does. The step does not wait for the child.
@@ -81,7 +90,9 @@ class StepContext:
         """
         if self.child_starter is None:
             raise RuntimeError(f"step {self.step!r} runs outside of a worker: give its context a child_starter")
-        return self.child_starter(self, workflow, payload, child_key=child_key, **options)
+        options = {"trigger": trigger, "queue": queue, "metadata": metadata}
+        given = {name: value for name, value in options.items() if value is not None}
+        return self.child_starter(self, workflow, payload, child_key=child_key, **given)
 
 
 @dataclass(frozen=True, slots=True)
