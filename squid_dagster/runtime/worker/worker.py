@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from pydantic import JsonValue
 
-from squid_dagster.journal.contract.dispatch_store import Answer, Claim, Interrupted, Outcome, Suspects, check_lease
+from squid_dagster.journal.contract.dispatch_store import Answer, Claim, Interrupted, Outcome, Suspects, check_claim
 from squid_dagster.journal.contract.notifier import Listener
 from squid_dagster.journal.contract.worker_liveness import WorkerRow
 from squid_dagster.limits import MAX_CLAIMS
@@ -42,6 +42,7 @@ from squid_dagster.runtime.worker.report import WorkerReport
 from squid_dagster.runtime.worker.step_pool import AsyncLoop, Job, StepPool
 from squid_dagster.runtime.worker.step_threads import RunningSteps, step_names
 
+_LONGEST = timedelta(days=36_500)
 logger = redacting_logger(__name__)
 
 DEFAULT_POLL = timedelta(milliseconds=500)
@@ -98,14 +99,15 @@ class Worker:
         self._queues = [check_part(queue, "queue") for queue in queues]
         self._concurrency, self._until_idle = concurrency, until_idle
         self._lease = runtime.lease if lease is None else lease
-        check_lease(self._lease)
+        name = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
+        self.worker_id = name if worker_id is None else worker_id
+        check_claim(self._queues[0], self.worker_id, 1, self._lease, None)
         _check_times(poll=poll, grace=grace, max_age=max_age, housekeeping=housekeeping, abandon_after=abandon_after)
         if max_abandoned is None:
             max_abandoned = max(10, 2 * concurrency)
         if isinstance(max_abandoned, bool) or not isinstance(max_abandoned, int) or max_abandoned < 1:
             raise InvalidArgument(f"max_abandoned must be a whole number from 1 on, not {max_abandoned!r}")
         self._poll, self._grace, self._max_age = poll.total_seconds(), grace, max_age
-        self.worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:8]}"
         self.report = WorkerReport(self.worker_id)
         self._row = WorkerRow(
             worker_id=self.worker_id,
@@ -393,5 +395,5 @@ def _check_times(**times: timedelta | None) -> None:
     for name, value in times.items():
         if value is None and name in ("max_age", "housekeeping"):
             continue
-        if not isinstance(value, timedelta) or value < timedelta(0) or (not value and name != "grace"):
-            raise InvalidArgument(f"{name} must be a positive timedelta, not {value!r}")
+        if not isinstance(value, timedelta) or not timedelta(0) <= value <= _LONGEST or (not value and name != "grace"):
+            raise InvalidArgument(f"{name} must be a positive timedelta of at most 100 years, not {value!r}")

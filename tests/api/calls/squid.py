@@ -45,11 +45,7 @@ def squid_calls() -> dict[str, Make]:
         "Squid.worker": lambda w: Call(
             w.squid.worker,
             {"queue": "other", "until_idle": True, "concurrency": 1},
-            {
-                "until_idle": "it would work for ever",
-                "worker_id": "with a blank one, every claim is refused and tried again",
-                "grace": "the longest time overflows when the worker stops",
-            },
+            {"until_idle": "it would work for ever"},
         ),
         "Squid.new_worker": lambda w: Call(
             w.squid.new_worker,
