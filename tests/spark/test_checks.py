@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from squid_dagster.journal import PostgresStorage
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.spark.checks.journal_checks import Check, Finding, checked
+from squid_dagster.spark.checks.journal_checks import Check, CheckResult, checked
 from squid_dagster.spark.checks.known_anomalies import KnownAnomalies
 from squid_dagster.spark.fold.worker_journal import WorkFailed
 from tests.facts import started
@@ -20,7 +20,7 @@ from tests.processes import Child, children
 from tests.spark.damages import DAMAGES, ENDED, OPEN, SHARED, Damage, damage_named, healthy
 from tests.spark.reading import location
 
-Findings = dict[Check, Finding]
+CheckResults = dict[Check, CheckResult]
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def memory(spark: SparkSession, postgres_url: str, tmp_path_factory: pytest.Temp
     storage.upgrade()
     healthy(storage)
     with checked(spark, storage, location(storage), memory=memory, partitions=2) as done:
-        assert vector(done.findings) == "G G G R"  # nothing is known yet
+        assert vector(done.results) == "G G G R"  # nothing is known yet
         done.remember()
     storage.close()
     return memory
@@ -46,20 +46,20 @@ def memory(spark: SparkSession, postgres_url: str, tmp_path_factory: pytest.Temp
 
 def check(
     spark: SparkSession, storage: PostgresStorage, memory: KnownAnomalies | None = None, **options: Any
-) -> Findings:
-    """Return all findings; nothing is remembered."""
+) -> CheckResults:
+    """Return all results; nothing is remembered."""
     with checked(spark, storage, location(storage), memory=memory, partitions=2, **options) as done:
-        return done.findings
+        return done.results
 
 
-def vector(findings: Findings) -> str:
+def vector(results: CheckResults) -> str:
     """Return all checks in order, as passed or failed."""
-    return " ".join("G" if findings[name].passed else "R" for name in Check)
+    return " ".join("G" if results[name].passed else "R" for name in Check)
 
 
-def runs(finding: Finding) -> set[str | None]:
+def runs(result: CheckResult) -> set[str | None]:
     """Return the runs that a check names."""
-    return {one.run_id for one in finding.runs}
+    return {one.run_id for one in result.runs}
 
 
 # --- damage, of one kind at a time ----------------------------------------------------------------------------------
@@ -68,10 +68,10 @@ def runs(finding: Finding) -> set[str | None]:
 @pytest.fixture(scope="module")
 def damaged(
     spark: SparkSession, postgres_url: str, schema_names: Iterator[str], memory: KnownAnomalies
-) -> Iterator[dict[str, Future[Findings]]]:
+) -> Iterator[dict[str, Future[CheckResults]]]:
     """Each damage in a journal of its own, checked: some at a time, since most of a small job is waiting."""
 
-    def judge(schema: str, plant: Callable[[PostgresStorage], None]) -> Findings:
+    def judge(schema: str, plant: Callable[[PostgresStorage], None]) -> CheckResults:
         storage = PostgresStorage(postgres_url, schema)
         try:
             storage.upgrade()
@@ -86,22 +86,22 @@ def damaged(
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name)
-def test_damage_turns_one_check_red(damaged: dict[str, Future[Findings]], damage: Damage) -> None:
-    findings = damaged[damage.name].result()
+def test_damage_turns_one_check_red(damaged: dict[str, Future[CheckResults]], damage: Damage) -> None:
+    results = damaged[damage.name].result()
 
-    print(f"damage={damage.name} checks={vector(findings)}")
-    assert vector(findings) == " ".join("R" if name is damage.check else "G" for name in Check), findings
+    print(f"damage={damage.name} checks={vector(results)}")
+    assert vector(results) == " ".join("R" if name is damage.check else "G" for name in Check), results
     if damage.check is None:
-        assert all(finding.runs == () and finding.remedy == "" for finding in findings.values())
+        assert all(result.runs == () and result.remedy == "" for result in results.values())
         return
-    finding = findings[damage.check]
-    assert finding.remedy
-    assert 0 < len(finding.runs) <= 20
-    assert finding.unnamed == finding.counts["found"] - len(finding.runs)
-    assert damage.run is None or damage.run in runs(finding)
+    result = results[damage.check]
+    assert result.remedy
+    assert 0 < len(result.runs) <= 20
+    assert result.unnamed == result.counts["found"] - len(result.runs)
+    assert damage.run is None or damage.run in runs(result)
 
 
-def test_what_is_counted_tells_how_much_was_looked_at(damaged: dict[str, Future[Findings]]) -> None:
+def test_what_is_counted_tells_how_much_was_looked_at(damaged: dict[str, Future[CheckResults]]) -> None:
     green, emptied = damaged["none"].result(), damaged["view_emptied"].result()[Check.VIEWS]
     gap = damaged["dispatch_entry_deleted"].result()
 
@@ -120,13 +120,13 @@ def test_damage_in_one_place_hides_none_in_another(
     for name in ("run_entry_deleted", "run_row_missing", "index_of_unknown_run", "refused_by_ended"):
         damage_named(name).plant(journal)
 
-    findings = check(spark, journal, memory)
+    results = check(spark, journal, memory)
 
-    assert vector(findings) == "R R R R"
-    assert runs(findings[Check.VIEWS]) == {ENDED}
-    assert runs(findings[Check.LISTED]) == {"ghost"}
-    assert runs(findings[Check.SEQUENCES]) == {OPEN}
-    assert runs(findings[Check.ANOMALIES]) == {ENDED}
+    assert vector(results) == "R R R R"
+    assert runs(results[Check.VIEWS]) == {ENDED}
+    assert runs(results[Check.LISTED]) == {"ghost"}
+    assert runs(results[Check.SEQUENCES]) == {OPEN}
+    assert runs(results[Check.ANOMALIES]) == {ENDED}
 
 
 # --- what is no damage ----------------------------------------------------------------------------------------------
@@ -143,9 +143,9 @@ def test_writers_at_full_speed_turn_nothing_red(
         for child in crowd:
             child.wait_for_lines(10)
         with ThreadPoolExecutor(3) as pool:
-            for findings in pool.map(lambda _: check(spark, postgres), range(10)):
-                assert vector(findings) == "G G G G", findings
-                seen.append(findings[Check.LISTED].counts)
+            for results in pool.map(lambda _: check(spark, postgres), range(10)):
+                assert vector(results) == "G G G G", results
+                seen.append(results[Check.LISTED].counts)
         assert all(child.process.poll() is None for child in crowd)
     assert seen[-1]["runs"] > seen[1]["runs"] > 1
     assert seen[-1]["waiting"] > 1  # these writers list nothing, and a moment ago is no damage
@@ -155,10 +155,10 @@ def test_a_run_may_take_a_while_into_index_and_catalog(spark: SparkSession, post
     start(postgres, ["young"])
     postgres.append("squid:run:old", [started("old")])  # its time is months ago
 
-    finding = check(spark, postgres)[Check.LISTED]
+    result = check(spark, postgres)[Check.LISTED]
     late = check(spark, postgres, grace=timedelta(0))[Check.LISTED]
 
-    assert (runs(finding), finding.counts["waiting"]) == ({"old"}, 1)
+    assert (runs(result), result.counts["waiting"]) == ({"old"}, 1)
     assert (runs(late), late.counts["waiting"]) == ({"old", "young"}, 0)
 
 
@@ -168,12 +168,12 @@ def test_a_run_may_take_a_while_into_index_and_catalog(spark: SparkSession, post
 def test_an_anomaly_is_new_once_and_all_are_new_to_who_remembers_nothing(
     spark: SparkSession, journal: PostgresStorage, tmp_path: Path
 ) -> None:
-    def look() -> Finding:
+    def look() -> CheckResult:
         known = KnownAnomalies(str(tmp_path / "house"))
         with checked(spark, journal, location(journal), memory=known, checks=[Check.ANOMALIES], partitions=2) as done:
             done.remember()
-            assert done.findings.keys() == {Check.ANOMALIES}
-            return done.findings[Check.ANOMALIES]
+            assert done.results.keys() == {Check.ANOMALIES}
+            return done.results[Check.ANOMALIES]
 
     first = look()
     assert not first.passed

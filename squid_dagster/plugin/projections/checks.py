@@ -17,7 +17,7 @@ from squid_dagster.plugin.projections.resources import SparkResource, WarehouseR
 from squid_dagster.plugin.projections.specs import JOURNAL, key_of
 from squid_dagster.plugin.resource import SquidResource
 from squid_dagster.protocol.errors import InvalidArgument
-from squid_dagster.spark.checks.results import Check, Finding
+from squid_dagster.spark.checks.results import Check, CheckResult
 
 CHECKS_OP = "squid_journal_checks"
 DEFAULT_GRACE_MINUTES = 10.0
@@ -80,14 +80,14 @@ def build_projection_checks(*, grace_minutes: float = DEFAULT_GRACE_MINUTES) -> 
             memory, grace = KnownAnomalies(warehouse.path), timedelta(minutes=grace_minutes)
             with checked(session, storage, location, memory=memory, checks=selected, grace=grace) as done:
                 for check in selected:
-                    yield check_result(check, done.findings[check], done.cut)
+                    yield check_result(check, done.results[check], done.cut)
                 # After the results: a run that is stopped before reports the same anomalies again.
                 done.remember()
 
     return checks
 
 
-def check_result(check: Check, result: Finding, cut: int) -> dg.AssetCheckResult:
+def check_result(check: Check, result: CheckResult, cut: int) -> dg.AssetCheckResult:
     """Render the result of a check: counts, and the runs in a table. Pure."""
     metadata: dict[str, Any] = {"squid/cut": cut}
     metadata |= {f"squid/{name}": count for name, count in result.counts.items()}
@@ -105,7 +105,7 @@ def check_result(check: Check, result: Finding, cut: int) -> dg.AssetCheckResult
     )
 
 
-def _sentence(result: Finding) -> str | None:
+def _sentence(result: CheckResult) -> str | None:
     if result.passed:
         return None
     named = ", ".join(one.run_id or one.what for one in result.runs)

@@ -20,7 +20,7 @@ from squid_dagster.protocol.errors import InvalidArgument
 from squid_dagster.protocol.threads import run_thread
 from squid_dagster.spark.checks.known_anomalies import KEY, KnownAnomalies
 from squid_dagster.spark.checks.orphan_rows import ORPHAN_TASKS, OrphanRowCheck
-from squid_dagster.spark.checks.results import NAMED, Check, Finding, RunProblem, make_finding
+from squid_dagster.spark.checks.results import NAMED, Check, CheckResult, RunProblem, make_check_result
 from squid_dagster.spark.checks.run_comparison import RunComparison
 from squid_dagster.spark.checks.sequences import Damaged, find_damaged
 from squid_dagster.spark.checks.tallies import OUTCOMES, Kind, Outcomes
@@ -30,7 +30,7 @@ from squid_dagster.spark.source.credentials import locate
 from squid_dagster.spark.source.data_source import read_journal
 from squid_dagster.spark.source.ranges import all_entries, usual_fold_partitions
 
-__all__ = ["DEFAULT_GRACE", "Check", "Checked", "Finding", "RunProblem", "checked"]
+__all__ = ["DEFAULT_GRACE", "Check", "CheckResult", "Checked", "RunProblem", "checked"]
 
 DEFAULT_GRACE = timedelta(minutes=10)
 """How long after its start a run may be missing in index and catalog, which workers and recovery write in batches."""
@@ -41,20 +41,20 @@ _MISSING_VIEWS: LiteralString = """SELECT name FROM unnest(%s::text[]) name
 
 @dataclass(slots=True)
 class Checked:
-    """The findings as of a cut. `remember` stores the anomalies as known."""
+    """The results as of a cut. `remember` stores the anomalies as known."""
 
     cut: int
-    findings: dict[Check, Finding]
+    results: dict[Check, CheckResult]
     _memory: KnownAnomalies | None = None
     _anomalies: DataFrame | None = None  # while the checks are open
 
     def remember(self) -> None:
-        """Store the anomalies of this check as known. Call it once the finding was reported.
+        """Store the anomalies of this check as known. Call it once the result was reported.
 
         Raises:
             WarehouseUnavailable: it cannot be written; the next check reports the same anomalies.
         """
-        counts = self.findings[Check.ANOMALIES].counts if Check.ANOMALIES in self.findings else {}
+        counts = self.results[Check.ANOMALIES].counts if Check.ANOMALIES in self.results else {}
         changed = counts.get("found", 0) or counts.get("anomalies") != counts.get("known")
         if self._memory is not None and self._anomalies is not None and changed:
             generation = f"{self.cut}-{uuid4().hex}"
@@ -119,23 +119,23 @@ def _checked(
 ) -> Checked:
     anomalies = rows.where((f.col("kind") == Kind.ANOMALY.value) & (f.col("count") == 0) & ~f.col("excused"))
     outcomes = Outcomes.read(rows.where((f.col("kind") != Kind.ANOMALY.value) | (f.col("count") > 0)).collect())
-    findings: dict[Check, Finding] = {}
+    results: dict[Check, CheckResult] = {}
     for check in Check:
         if check not in checks:
             continue
         match check:
             case Check.VIEWS:
-                findings[check] = _views(outcomes, missing)
+                results[check] = _views(outcomes, missing)
             case Check.LISTED:
-                findings[check] = _listed(outcomes)
+                results[check] = _listed(outcomes)
             case Check.SEQUENCES:
-                findings[check] = _sequences(damaged, outcomes)
+                results[check] = _sequences(damaged, outcomes)
             case Check.ANOMALIES:
-                findings[check] = _anomalies(spark, outcomes, anomalies, memory)
-    return Checked(cut, findings, memory, anomalies)
+                results[check] = _anomalies(spark, outcomes, anomalies, memory)
+    return Checked(cut, results, memory, anomalies)
 
 
-def _views(outcomes: Outcomes, missing: Sequence[str]) -> Finding:
+def _views(outcomes: Outcomes, missing: Sequence[str]) -> CheckResult:
     gone = [RunProblem(None, f"the view {name} is missing") for name in missing]
     counts = {
         "runs": outcomes.count(Kind.RUN),
@@ -143,10 +143,10 @@ def _views(outcomes: Outcomes, missing: Sequence[str]) -> Finding:
         "not_judged": outcomes.count(Kind.DIFFERS, Kind.AFFECTED, excused=True),
     }
     total = len(missing) + outcomes.count(Kind.DIFFERS)
-    return make_finding(Check.VIEWS, [*gone, *outcomes.names(Kind.DIFFERS)], total, counts)
+    return make_check_result(Check.VIEWS, [*gone, *outcomes.names(Kind.DIFFERS)], total, counts)
 
 
-def _listed(outcomes: Outcomes) -> Finding:
+def _listed(outcomes: Outcomes) -> CheckResult:
     counts = {
         "runs": outcomes.count(Kind.RUN),
         "unlisted": outcomes.count(Kind.UNLISTED),
@@ -155,19 +155,21 @@ def _listed(outcomes: Outcomes) -> Finding:
         "not_judged": outcomes.count(Kind.UNLISTED, Kind.UNKNOWN_RUN, excused=True),
     }
     names = outcomes.names(Kind.UNLISTED, Kind.UNKNOWN_RUN)
-    return make_finding(Check.LISTED, names, counts["unlisted"] + counts["never_started"], counts)
+    return make_check_result(Check.LISTED, names, counts["unlisted"] + counts["never_started"], counts)
 
 
-def _sequences(damaged: Damaged, outcomes: Outcomes) -> Finding:
-    """Return the finding about damaged threads and the runs affected by damaged shared ones."""
+def _sequences(damaged: Damaged, outcomes: Outcomes) -> CheckResult:
+    """Return the result about damaged threads and the runs affected by damaged shared ones."""
     own = [RunProblem(thread.removeprefix(run_thread("")), f"{thread}: {what}") for thread, what in damaged.own.items()]
     shared = [RunProblem(None, f"{thread}: {what}") for thread, what in damaged.shared.items()]
     threads, runs_hurt = len(own) + damaged.unnamed + len(shared), outcomes.count(Kind.AFFECTED, excused=True)
     counts = {"threads": threads, "shared_threads": len(shared), "runs_hurt": runs_hurt}
-    return make_finding(Check.SEQUENCES, [*shared, *own, *outcomes.affected()], threads + runs_hurt, counts)
+    return make_check_result(Check.SEQUENCES, [*shared, *own, *outcomes.affected()], threads + runs_hurt, counts)
 
 
-def _anomalies(spark: SparkSession, outcomes: Outcomes, anomalies: DataFrame, memory: KnownAnomalies | None) -> Finding:
+def _anomalies(
+    spark: SparkSession, outcomes: Outcomes, anomalies: DataFrame, memory: KnownAnomalies | None
+) -> CheckResult:
     remembered = memory.remembered() if memory is not None else None
     counts = {
         "anomalies": outcomes.count(Kind.ANOMALY),
@@ -175,10 +177,10 @@ def _anomalies(spark: SparkSession, outcomes: Outcomes, anomalies: DataFrame, me
         "not_judged": outcomes.count(Kind.ANOMALY, excused=True),
     }
     if not counts["anomalies"]:
-        return make_finding(Check.ANOMALIES, [], 0, counts)
+        return make_check_result(Check.ANOMALIES, [], 0, counts)
     new = anomalies
     if memory is not None and remembered is not None:
         new = anomalies.join(memory.read(spark, remembered), list(KEY), "left_anti")
     first = new.orderBy("position", *KEY).limit(NAMED).collect()
     total = len(first) if len(first) < NAMED else new.count()
-    return make_finding(Check.ANOMALIES, [RunProblem(row.run_id, row.what) for row in first], total, counts)
+    return make_check_result(Check.ANOMALIES, [RunProblem(row.run_id, row.what) for row in first], total, counts)

@@ -1,11 +1,11 @@
-"""The findings of journal checks. Imports no Spark, so that showing a finding does not load it."""
+"""The results of journal checks. Imports no Spark, so that showing a result does not load it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-NAMED = 20  # the maximum of runs that a finding names; the others are counted
+NAMED = 20  # the maximum of runs that a result names; the others are counted
 
 
 class Check(StrEnum):
@@ -18,14 +18,14 @@ class Check(StrEnum):
 
 
 class RunProblem(NamedTuple):
-    """A run that a finding names (without a run id: a thread or a view), and what is wrong with it."""
+    """A run that a result names (without a run id: a thread or a view), and what is wrong with it."""
 
     run_id: str | None
     what: str
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """The result of a check: the first runs by name, counts of all, and a remedy."""
 
     passed: bool
@@ -50,7 +50,7 @@ REMEDIES = {
 }
 
 
-def make_finding(check: Check, names: Sequence[RunProblem], total: int, counts: Mapping[str, int]) -> Finding:
-    """Build a finding; the check has passed if the total is 0."""
+def make_check_result(check: Check, names: Sequence[RunProblem], total: int, counts: Mapping[str, int]) -> CheckResult:
+    """Build a result; the check has passed if the total is 0."""
     passed = not total
-    return Finding(passed, tuple(names[:NAMED]), {"found": total, **counts}, "" if passed else REMEDIES[check])
+    return CheckResult(passed, tuple(names[:NAMED]), {"found": total, **counts}, "" if passed else REMEDIES[check])

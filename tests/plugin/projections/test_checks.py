@@ -16,7 +16,7 @@ from squid_dagster.plugin.projections.checks import build_projection_checks, che
 from squid_dagster.plugin.projections.resources import SparkResource, WarehouseResource
 from squid_dagster.plugin.projections.specs import key_of
 from squid_dagster.plugin.projections.views_job import build_rebuild_views_job
-from squid_dagster.spark.checks.results import REMEDIES, Check, Finding, RunProblem
+from squid_dagster.spark.checks.results import REMEDIES, Check, CheckResult, RunProblem
 from tests.journal.access import plain_url
 from tests.spark.damages import OPEN, healthy
 
@@ -156,9 +156,9 @@ def test_what_cannot_be_done_is_said_in_one_line(
 
 def test_twenty_runs_are_named_and_the_others_counted() -> None:
     names = tuple(RunProblem(f"run-{n}", "runs: other values in status") for n in range(20))
-    finding = Finding(False, names, {"found": 1_234, "runs": 5_000}, "launch squid_rebuild_views")
+    outcome = CheckResult(False, names, {"found": 1_234, "runs": 5_000}, "launch squid_rebuild_views")
 
-    result = check_result(Check.VIEWS, finding, 99)
+    result = check_result(Check.VIEWS, outcome, 99)
 
     assert result.description is not None
     assert result.description.startswith("run-0, run-1, ")
