@@ -190,6 +190,7 @@ def test_a_server_that_takes_no_more_connections_is_not_taken_for_lost(
     try:
         assert storage.rows("SELECT pg_sleep(1)::text") == [("",)]
         storage.close()
+        _wait_for_no_session(postgres, role)
         # but not without end
         with brief.connection() as connection, pytest.raises(psycopg.OperationalError, match="does not tell"):
             connection.execute("SELECT pg_sleep(30)")
@@ -198,13 +199,16 @@ def test_a_server_that_takes_no_more_connections_is_not_taken_for_lost(
         brief.close()
         with raw(postgres) as connection:
             connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", (role,))
-            eventually(
-                lambda: (
-                    connection.execute("SELECT count(*) FROM pg_stat_activity WHERE usename = %s", (role,)).fetchone()
-                    == (0,)
-                )
-            )
+        _wait_for_no_session(postgres, role)
+        with raw(postgres) as connection:
             connection.execute(f"DROP ROLE {role}".encode())
+
+
+def _wait_for_no_session(postgres: PostgresStorage, role: str) -> None:
+    """Return once the role has no session: the server ends one after its client has closed it."""
+    count = "SELECT count(*) FROM pg_stat_activity WHERE usename = %s"
+    with raw(postgres) as connection:
+        eventually(lambda: connection.execute(count, (role,)).fetchone() == (0,))
 
 
 @pytest.mark.parametrize("marker", FIRST)
